@@ -1,0 +1,439 @@
+/*
+ * pageflip: serve weights that are bigger than memory, and change LoRA adapters on them meanwhile.
+ *
+ * Read this header from top to bottom: it is the tutorial. A program
+ *
+ *     1. opens a checkpoint            pf_checkpoint_open   (mapped, read-only, never written)
+ *     2. opens adapters                pf_adapter_open      (mapped, validated, digested)
+ *     3. composes them                 pf_composition_new   (resolved against the base; nothing is merged yet)
+ *     4. takes a view                  pf_view_open         (what a reader holds: one composition, fixed)
+ *     5. reads panels through readers  pf_reader_read       (base bytes plus deltas, computed on the way)
+ *
+ * or writes the merged checkpoint (pf_merge), or draws with it (pf_generate).
+ *
+ * Rules that hold everywhere
+ *   ownership   `struct x **out_x` is owned by the caller and freed by the matching _close/_free/_release, all
+ *               of which take NULL. A returned `const char *` or `const void *` is borrowed from the first argument.
+ *   errors      functions return PF_OK (0) or a negative PF_E_* and fill `err` when it is not NULL. Outputs are
+ *               written only on success. There is no global error state and errno is not part of any contract.
+ *   options     `struct pf_*_opts` starts with `size = sizeof(struct)`; zero means default; NULL means all defaults.
+ *   threads     objects are immutable after they are opened and may be shared by threads, except where the
+ *               comment says "one thread": pf_reader is the one that matters.
+ */
+#ifndef PAGEFLIP_H
+#define PAGEFLIP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PF_VERSION_MAJOR  0
+#define PF_VERSION_MINOR  1
+#define PF_VERSION_PATCH  0
+#define PF_VERSION_STRING "0.1.0"
+
+#if defined(__GNUC__)
+#define PF_API __attribute__((visibility("default")))
+#else
+#define PF_API
+#endif
+
+/* ---------------------------------------------------------------------------------------------- errors */
+
+enum {
+    PF_OK = 0,
+    PF_E_INVALID = -1,  /* an argument is wrong: a strength that is NaN, an index out of range */
+    PF_E_NOMEM = -2,    /* memory could not be allocated */
+    PF_E_IO = -3,       /* the system refused: see sys_errno */
+    PF_E_NOTFOUND = -4, /* a file, tensor, component or class does not exist */
+    PF_E_FORMAT = -5,   /* a file breaks the rules of its format; `off` is the byte offset */
+    PF_E_RANGE = -6,    /* a size overflows or lies beyond a bound */
+    PF_E_UNSUPPORTED =
+        -7,               /* understood, and refused by name: a family, dtype, class or file type */
+    PF_E_MISMATCH = -8,   /* adapter and base, or two factors, disagree about a shape or rank */
+    PF_E_UNMATCHED = -9,  /* adapter keys that name no tensor of the base */
+    PF_E_AMBIGUOUS = -10, /* one name, two possible tensors */
+    PF_E_CONFLICT =
+        -11, /* two sources (config, metadata, alpha tensors, spellings) contradict each other */
+    PF_E_NONFINITE = -12, /* NaN or infinity in factors */
+    PF_E_OVERFLOW = -13,  /* the merged weights would not be finite in their dtype */
+    PF_E_TRUNCATED = -14, /* a mapped file shrank under us */
+    PF_E_CHANGED = -15,   /* a mapped file changed under us */
+    PF_E_EXISTS = -16,    /* the output exists */
+    PF_E_NOSPACE = -17,   /* the disk is full, or would be */
+    PF_E_BUSY = -18,      /* in use by another process, or by a view */
+    PF_E_CANCELLED = -19, /* cancelled by the caller */
+    PF_E_STATE = -20,     /* not possible in the present state */
+};
+
+/* Caller's storage. `msg` is one sentence: lower case, no full stop, what failed first, subject quoted. */
+typedef struct pf_error {
+    int32_t code;
+    int32_t sys_errno; /* errno of the failed call, or 0 */
+    uint64_t off;      /* byte offset in the file named by msg, when code is PF_E_FORMAT */
+    char msg[4080];
+} pf_error;
+
+/* "PF_E_FORMAT" becomes "format"; never NULL. */
+PF_API const char *pf_error_name(int code);
+PF_API const char *pf_version(void);
+
+/* ----------------------------------------------------------------------------------------------- dtypes */
+
+/* Every dtype that safetensors names. Sub-byte dtypes are known by name and size only. */
+enum {
+    PF_BOOL,
+    PF_F4,
+    PF_F6_E2M3,
+    PF_F6_E3M2,
+    PF_U8,
+    PF_I8,
+    PF_F8_E5M2,
+    PF_F8_E4M3,
+    PF_F8_E8M0,
+    PF_F8_E4M3FNUZ,
+    PF_F8_E5M2FNUZ,
+    PF_I16,
+    PF_U16,
+    PF_F16,
+    PF_BF16,
+    PF_I32,
+    PF_U32,
+    PF_F32,
+    PF_C64,
+    PF_F64,
+    PF_I64,
+    PF_U64,
+    PF_N_DTYPES
+};
+
+PF_API const char *pf_dtype_name(int32_t dtype); /* "BF16"; "?" when unknown */
+PF_API uint32_t pf_dtype_bits(int32_t dtype);    /* 16 for BF16; 0 when unknown */
+
+/* ------------------------------------------------------------------------------------------ checkpoints */
+
+/*
+ * The base weights: one `.safetensors`, a sharded set (the index file, or the directory that holds it), a
+ * diffusers model directory with components, or `org/name`, looked up offline in the local Hugging Face hub cache.
+ * Mapped read-only; never written.
+ */
+struct pf_checkpoint;
+
+struct pf_checkpoint_opts {
+    uint32_t size;
+    uint32_t flags; /* none yet */
+};
+
+#define PF_MAX_RANK 8
+
+struct pf_tensor_info {
+    const char *name; /* as an adapter would address it: "transformer_blocks.0.attn1.to_q.weight" */
+    const char *component; /* "transformer" */
+    const char *file;      /* path of the file it lives in */
+    int32_t dtype;
+    int32_t rank;
+    int64_t shape[PF_MAX_RANK];
+    uint64_t off_bytes; /* in the file */
+    uint64_t n_bytes;
+    uint32_t i_component;
+    uint32_t i_layer; /* into the layers of the whole checkpoint */
+};
+
+/* A layer is the unit of streaming: one repeated block, or a component's stem (what belongs to no block). */
+struct pf_layer_info {
+    const char *name; /* "transformer_blocks.7", or "stem" */
+    uint32_t i_component;
+    bool is_stem;
+    uint32_t n_tensors;
+    uint64_t n_bytes;
+};
+
+struct pf_component_info {
+    const char *name;        /* "transformer"; the only one of a checkpoint without components */
+    const char *path;        /* directory or file */
+    const char *config_path; /* its config.json, or NULL */
+    const char *class_name;  /* "_class_name" or architectures[0] of the config, or NULL */
+    uint32_t n_tensors, n_layers, n_files;
+    uint64_t n_bytes;
+};
+
+struct pf_checkpoint_info {
+    const char *path;   /* as resolved */
+    const char *layout; /* "file", "sharded", "directory" */
+    uint32_t n_components, n_layers, n_tensors, n_files;
+    uint64_t n_bytes; /* of tensor data */
+};
+
+/* PF_E_NOTFOUND, PF_E_FORMAT, PF_E_UNSUPPORTED (.bin, .ckpt, .pt, .gguf: refused by name, with a hint). */
+PF_API int pf_checkpoint_open(const char *path, const struct pf_checkpoint_opts *opts,
+                              struct pf_checkpoint **out_ckpt, pf_error *err);
+PF_API void pf_checkpoint_close(
+    struct pf_checkpoint *ckpt); /* drops one reference; views and compositions hold their own */
+PF_API void pf_checkpoint_info(const struct pf_checkpoint *ckpt,
+                               struct pf_checkpoint_info *out_info);
+PF_API void pf_checkpoint_component(const struct pf_checkpoint *ckpt, uint32_t i,
+                                    struct pf_component_info *out_info);
+PF_API void pf_checkpoint_layer(const struct pf_checkpoint *ckpt, uint32_t i,
+                                struct pf_layer_info *out_info);
+/* Tensors are sorted by (component, layer, file offset): walking them in order streams the files. */
+PF_API void pf_checkpoint_tensor(const struct pf_checkpoint *ckpt, uint32_t i,
+                                 struct pf_tensor_info *out_info);
+/* Index of a tensor by component and name, or -1. */
+PF_API int64_t pf_checkpoint_find(const struct pf_checkpoint *ckpt, const char *component,
+                                  const char *name);
+/* 32 hex digits and NUL: what the bytes are, wherever they lie. Reads headers and one block per tensor, once. */
+PF_API int pf_checkpoint_content_id(struct pf_checkpoint *ckpt, char out_hex[33], pf_error *err);
+/* PF_E_CHANGED or PF_E_TRUNCATED when a file is no longer the one that was opened. */
+PF_API int pf_checkpoint_verify(const struct pf_checkpoint *ckpt, pf_error *err);
+
+/* ---------------------------------------------------------------------------------------------- adapters */
+
+/* One LoRA-family file, or a PEFT directory. Opening maps it, parses it, scans it for NaN and infinity, digests it. */
+struct pf_adapter;
+
+struct pf_adapter_info {
+    const char *path;
+    const char *family;  /* "lora", "loha", "lokr", "diff", or "mixed" */
+    const char *dialect; /* "peft", "diffusers", "kohya", "native", "raw", "mixed" */
+    const char *dtypes;  /* "F16" or "BF16,F32" */
+    const char *digest;  /* 32 hex digits */
+    uint32_t n_modules;  /* distinct targets as spelled in the file */
+    uint32_t n_keys;     /* tensors in the file */
+    uint32_t rank_min, rank_max;
+    double scale_min, scale_max; /* alpha / rank as the file says */
+    uint64_t n_bytes;
+};
+
+struct pf_adapter_module {
+    const char *name; /* the module path as spelled in the file, prefix included */
+    const char *kind; /* "lora", "loha", "lokr", "diff", "diff_b", "bias" */
+    uint32_t rank;
+    bool has_alpha;
+    double alpha;
+    double scale;
+};
+
+PF_API int pf_adapter_open(const char *path, struct pf_adapter **out_adapter, pf_error *err);
+PF_API void pf_adapter_close(struct pf_adapter *adapter);
+PF_API void pf_adapter_info(const struct pf_adapter *adapter, struct pf_adapter_info *out_info);
+PF_API void pf_adapter_module(const struct pf_adapter *adapter, uint32_t i,
+                              struct pf_adapter_module *out_module);
+/* Training metadata in file order (`ss_*`, `modelspec.*`, ...); false past the end. Borrowed strings. */
+PF_API bool pf_adapter_metadata(const struct pf_adapter *adapter, uint32_t i, const char **out_key,
+                                const char **out_value);
+/* Things worth telling a person ("no alpha and no config: scale 1 is assumed"); NULL past the end. */
+PF_API const char *pf_adapter_note(const struct pf_adapter *adapter, uint32_t i);
+
+/* ------------------------------------------------------------------------------------------ compositions */
+
+/* A set of (adapter, alpha, strength, targets) resolved against one checkpoint, canonical, with a digest. */
+struct pf_composition;
+
+struct pf_lora {
+    const struct pf_adapter *adapter; /* a reference is taken */
+    double strength;                  /* required; 0 adds nothing; NaN and infinity are errors */
+    bool has_alpha;
+    double alpha;       /* overrides every source in the file when has_alpha */
+    const char *target; /* component, or NULL / "all" for every component that it addresses */
+};
+
+enum {
+    PF_MERGE_BASE = 0,
+    PF_MERGE_F32 = 1
+}; /* merge precision: rounded to the base dtype, or kept in f32 */
+
+struct pf_composition_opts {
+    uint32_t size;
+    bool
+        allow_unmatched; /* keys that match nothing become a note; nothing matched at all stays an error */
+    int32_t merge_dtype; /* PF_MERGE_* */
+};
+
+struct pf_composition_info {
+    const char *digest; /* 32 hex digits: base content, entries, precision, arithmetic version */
+    uint32_t n_entries;
+    uint32_t n_keys_matched, n_keys_unmatched;
+    uint32_t n_tensors_changed, n_layers_changed;
+    uint64_t n_bytes_changed; /* of merged tensors, in their merged dtype */
+    int32_t merge_dtype;
+};
+
+/*
+ * Resolves every key, checks shapes, and proves that the result is finite. n_loras 0 gives the base.
+ * PF_E_UNMATCHED, PF_E_MISMATCH, PF_E_AMBIGUOUS, PF_E_CONFLICT, PF_E_OVERFLOW, PF_E_UNSUPPORTED.
+ */
+PF_API int pf_composition_new(struct pf_checkpoint *ckpt, const struct pf_lora *loras,
+                              size_t n_loras, const struct pf_composition_opts *opts,
+                              struct pf_composition **out_comp, pf_error *err);
+PF_API void pf_composition_free(struct pf_composition *comp); /* drops one reference */
+PF_API void pf_composition_info(const struct pf_composition *comp,
+                                struct pf_composition_info *out_info);
+/* The i-th unmatched key, with the nearest base name (or NULL); false past the end. */
+PF_API bool pf_composition_unmatched(const struct pf_composition *comp, uint32_t i,
+                                     const char **out_key, const char **out_nearest);
+PF_API const char *pf_composition_note(const struct pf_composition *comp, uint32_t i);
+/* Does the composition change tensor i of the checkpoint? */
+PF_API bool pf_composition_changes(const struct pf_composition *comp, uint32_t i_tensor);
+
+/* How much of what was asked for survives rounding to the base dtype. DESIGN: sum(applied x wanted) / sum(wanted^2). */
+struct pf_fidelity {
+    double survival; /* 1 when nothing is lost; 1 for PF_MERGE_F32 */
+    double
+        fraction_changed; /* of the elements of changed tensors, those whose bits differ from the base */
+    uint64_t n_elements; /* looked at: all up to 2^20, else rows at a fixed stride */
+};
+PF_API int pf_composition_fidelity(struct pf_composition *comp, struct pf_fidelity *out_fidelity,
+                                   pf_error *err);
+
+/* --------------------------------------------------------------------------------------- views and readers */
+
+/* What a reader holds: one composition, fixed, and where each tensor's bytes are. Reference counted. */
+struct pf_view;
+
+/* comp NULL means the base. The view holds what it needs; ckpt and comp may be closed while it lives. */
+PF_API int pf_view_open(struct pf_checkpoint *ckpt, struct pf_composition *comp,
+                        struct pf_view **out_view, pf_error *err);
+PF_API void pf_view_release(struct pf_view *view);
+PF_API const char *pf_view_digest(const struct pf_view *view);
+
+/* One thread's way into a view: scratch for merging, and the layer that it is in. One thread at a time. */
+struct pf_reader;
+
+PF_API int pf_reader_new(struct pf_view *view, struct pf_reader **out_reader, pf_error *err);
+PF_API void pf_reader_free(struct pf_reader *reader);
+
+/*
+ * A tensor is rows x cols: rows = shape[0] (1 for rank 0), cols = the product of the rest. A panel is n_rows x n_cols of
+ * it, at most 4 MiB. Bytes come in the dtype of the merged tensor (PF_NATIVE) or as f32 (PF_AS_F32), packed, row by row.
+ */
+enum { PF_NATIVE = 0, PF_AS_F32 = 1 };
+
+struct pf_panel {
+    uint32_t i_tensor;
+    int64_t row0, n_rows;
+    int64_t col0, n_cols; /* n_cols 0: whole rows */
+};
+
+/* No allocation and no lock. PF_E_RANGE, PF_E_INVALID (out too small), PF_E_TRUNCATED. */
+PF_API int pf_reader_read(struct pf_reader *reader, const struct pf_panel *panel, int32_t format,
+                          void *out, size_t n_out_bytes, pf_error *err);
+/* The dtype of tensor i in this view: the base's, or F32 where merge_dtype f32 changes it. */
+PF_API int32_t pf_view_dtype(const struct pf_view *view, uint32_t i_tensor);
+/* The tensor's mapped bytes when no arithmetic is needed, else NULL. Unaligned. Valid while the view lives. */
+PF_API const void *pf_view_map(const struct pf_view *view, uint32_t i_tensor);
+/* Writes the whole tensor, as this view shows it, into the caller's buffer: one panel of scratch. Exact. */
+PF_API int pf_apply_into(struct pf_view *view, uint32_t i_tensor, void *buffer,
+                         size_t n_buffer_bytes, pf_error *err);
+
+/* --------------------------------------------------------------------------------------------- progress */
+
+/* Called from the calling thread now and then; returning false cancels (PF_E_CANCELLED). total 0: unknown. */
+typedef bool (*pf_progress_fn)(void *ctx, const char *what, uint64_t done, uint64_t total);
+
+/* ----------------------------------------------------------------------------------- merging to a checkpoint */
+
+struct pf_merge_opts {
+    uint32_t size;
+    bool force;         /* replace an existing output */
+    uint32_t n_threads; /* 0: one per CPU that this process may use */
+    uint32_t i_part,
+        n_parts; /* this process writes its share; n_parts 0: everything. i_part counts from 0 */
+    pf_progress_fn progress;
+    void *progress_ctx;
+};
+
+struct pf_merge_report {
+    uint64_t n_bytes_read, n_bytes_written; /* by this process, this time */
+    uint64_t peak_anon_bytes;
+    double seconds;
+    bool is_complete; /* false: other parts are still missing, OUT.partial/ stays */
+    bool is_resumed;
+};
+
+/*
+ * Writes the checkpoint with comp merged in, in the layout of the input (file, sharded, directory); untouched tensors are
+ * byte-identical. Nothing stands under the final name until everything is durable; a killed run is continued by the same call.
+ * PF_E_EXISTS, PF_E_INVALID (out is the base, by whatever name), PF_E_NOSPACE, PF_E_CANCELLED.
+ */
+PF_API int pf_merge(struct pf_checkpoint *ckpt, struct pf_composition *comp, const char *out_path,
+                    const struct pf_merge_opts *opts, struct pf_merge_report *out_report,
+                    pf_error *err);
+
+/* ------------------------------------------------------------------------------------------- the DiT model */
+
+/* A class-conditional diffusion transformer (diffusers' DiTTransformer2DModel), run on the CPU through a view. */
+struct pf_model;
+
+struct pf_model_info {
+    uint32_t width, height, channels;
+    uint32_t n_classes; /* without the empty class */
+    uint32_t n_blocks, n_heads, head_dim, patch;
+    uint32_t default_steps;
+    double default_guidance;
+};
+
+struct pf_model_opts {
+    uint32_t size;
+    const char *component; /* NULL: "transformer" */
+    uint32_t n_threads;    /* 0: one per CPU that this process may use */
+};
+
+/* PF_E_UNSUPPORTED for another _class_name, PF_E_NOTFOUND, PF_E_MISMATCH for tensors that disagree with the config. */
+PF_API int pf_model_open(struct pf_checkpoint *ckpt, const struct pf_model_opts *opts,
+                         struct pf_model **out_model, pf_error *err);
+PF_API void pf_model_close(struct pf_model *model);
+PF_API void pf_model_info(const struct pf_model *model, struct pf_model_info *out_info);
+PF_API const char *pf_model_class_name(const struct pf_model *model,
+                                       uint32_t i_class); /* NULL: no names, or past the end */
+/* The class that the words of a prompt pick ("a cat, please" -> 25). PF_E_NOTFOUND lists near matches. */
+PF_API int pf_model_find_class(const struct pf_model *model, const char *prompt,
+                               uint32_t *out_class, pf_error *err);
+
+struct pf_generate_opts {
+    uint32_t size;
+    uint32_t n_images;
+    const uint32_t *classes; /* n_images of them */
+    uint64_t seed;           /* taken mod 2^32 */
+    uint32_t n_steps;        /* 0: the model's default */
+    double guidance_scale;   /* 0: the model's default; 1: no guidance pass */
+    uint32_t batch;          /* images that share a pass; 0: chosen. Does not change any picture */
+    pf_progress_fn progress;
+    void *progress_ctx;
+};
+
+struct pf_generate_report {
+    double seconds;
+    uint64_t peak_anon_bytes, activation_bytes;
+    uint64_t n_bytes_read;   /* from storage; 0 when the page cache had everything */
+    uint64_t n_weight_bytes; /* that passed through the view */
+};
+
+/*
+ * Draws n_images pictures with the weights of `view`. out_samples: n_images x channels x height x width f32 before
+ * clamping, or NULL. out_rgb: n_images x height x width x 3, or NULL. One generation at a time per model.
+ */
+PF_API int pf_generate(struct pf_model *model, struct pf_view *view,
+                       const struct pf_generate_opts *opts, float *out_samples, uint8_t *out_rgb,
+                       struct pf_generate_report *out_report, pf_error *err);
+
+/* Pictures. A sheet lays n equal pictures out in n_cols columns, enlarged `zoom` times. */
+PF_API int pf_png_write(const char *path, const uint8_t *rgb, uint32_t width, uint32_t height,
+                        pf_error *err);
+PF_API int pf_sheet_write(const char *path, const uint8_t *rgb, uint32_t n, uint32_t width,
+                          uint32_t height, uint32_t n_cols, uint32_t zoom, pf_error *err);
+
+/* ---------------------------------------------------------------------------------------------- logging */
+
+enum { PF_LOG_ERROR = 0, PF_LOG_WARN = 1, PF_LOG_INFO = 2, PF_LOG_DEBUG = 3 };
+typedef void (*pf_log_fn)(void *ctx, int level, const char *line);
+/* Process-wide sink; NULL (the default) is silence. Call before other threads use the library. */
+PF_API void pf_log_set(pf_log_fn fn, void *ctx, int max_level);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,56 @@
+/*
+ * Adapters: one LoRA-family file or PEFT directory, mapped and parsed into modules (adapter_open), then resolved against a
+ * checkpoint into deltas (adapter_resolve). Opening knows nothing of any base; resolving decides names, shapes and rows. What is
+ * not understood is refused by name, never left out. The public half is in pageflip.h. Immutable after open.
+ *
+ *     source.c     file or directory -> tensors, config, metadata, digest, finite scan
+ *     dialect.c    key = prefix + module path + leaf: the one table of spellings
+ *     module.c     leaves of one module -> one family, complete or refused
+ *     config.c     peft config, lora_adapter_metadata, alpha tensors -> one scale per module, or a contradiction
+ *     resolve.c    module path -> base tensor(s): exact, flattened, fused; shapes; deltas
+ *     pf_adapter.c public entry points
+ */
+#ifndef PF_ADAPTER_ADAPTER_H
+#define PF_ADAPTER_ADAPTER_H
+
+#include "adapter/delta.h"
+#include "base/hash.h"
+#include "checkpoint/checkpoint.h"
+
+void adapter_ref(struct pf_adapter *a);
+struct digest adapter_digest(const struct pf_adapter *a);
+const char *adapter_path(const struct pf_adapter *a);
+
+struct resolve_opts {
+    bool has_alpha;
+    double alpha;       /* overrides every source */
+    const char *target; /* component name, or NULL / "all" */
+    bool allow_unmatched;
+};
+
+struct unmatched {
+    const char *key;     /* full key as in the file; borrowed from the adapter */
+    const char *nearest; /* nearest name in the base, or NULL; borrowed from the checkpoint */
+};
+
+/* The adapter against one checkpoint. deltas are sorted by (i_tensor, row0, key): canonical inside an adapter. */
+struct resolution {
+    struct delta *deltas;
+    size_t n_deltas;
+    struct unmatched *unmatched;
+    size_t n_unmatched;
+    uint32_t n_keys_matched; /* tensors of the file that take part */
+    char **notes;            /* warnings and remarks, owned */
+    size_t n_notes;
+    double alpha_effective; /* NaN when the file's own alphas rule; enters the composition digest */
+};
+
+/*
+ * PF_E_UNMATCHED (keys listed: first 20, the count, nearest names; also when allowed but nothing matched at all),
+ * PF_E_MISMATCH, PF_E_AMBIGUOUS, PF_E_CONFLICT, PF_E_UNSUPPORTED. Thread-safe.
+ */
+int adapter_resolve(const struct pf_adapter *a, const struct pf_checkpoint *ckpt,
+                    const struct resolve_opts *opts, struct resolution *out, pf_error *err);
+void resolution_release(struct resolution *r);
+
+#endif

@@ -1,0 +1,16 @@
+/*
+ * The only place that names compiler extensions. Everything else uses these words, so that a port to another
+ * compiler starts and ends here (vector kernels in merge/kernel_* excepted).
+ */
+#ifndef PF_BASE_COMPILER_H
+#define PF_BASE_COMPILER_H
+
+#define PF_PRINTF(i_fmt, i_args) __attribute__((format(printf, i_fmt, i_args)))
+#define PF_WARN_UNUSED           __attribute__((warn_unused_result))
+#define PF_UNUSED                __attribute__((unused))
+#define PF_LIKELY(x)             __builtin_expect(!!(x), 1)
+#define PF_UNLIKELY(x)           __builtin_expect(!!(x), 0)
+#define PF_ALIGNED(n)            __attribute__((aligned(n)))
+#define PF_COUNTOF(a)            (sizeof(a) / sizeof((a)[0]))
+
+#endif

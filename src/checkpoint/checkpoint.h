@@ -1,0 +1,67 @@
+/*
+ * The base weights as one object: files, components, layers, tensors, identity. Read-only, mapped, never written. The public
+ * half (pf_checkpoint_*) is in pageflip.h; this is what the lower floors of the house see. Immutable after open, except for
+ * the content id, which is computed once under its own mutex.
+ */
+#ifndef PF_CHECKPOINT_CHECKPOINT_H
+#define PF_CHECKPOINT_CHECKPOINT_H
+
+#include "base/hash.h"
+#include "safetensors/safetensors.h"
+
+struct ckpt_tensor {
+    struct str name; /* NUL-terminated too; without ".base_layer" */
+    struct str name_in_file;
+    int32_t dtype;
+    struct shape shape;
+    uint32_t i_component, i_layer, i_file;
+    uint64_t off_bytes, n_bytes;
+    const uint8_t *p; /* mapped, unaligned */
+};
+
+struct ckpt_layer {
+    const char *name; /* "transformer_blocks.7", "stem" */
+    uint32_t i_component;
+    bool is_stem;
+    uint32_t i_tensor0, n_tensors; /* a contiguous run of the tensor array */
+    uint64_t n_bytes;
+};
+
+struct ckpt_component {
+    const char *name;        /* "transformer"; the directory's name in a diffusers directory */
+    const char *path;        /* directory, or the file */
+    const char *config_path; /* or NULL */
+    const char *class_name;  /* or NULL */
+    const char *index_path;  /* the .index.json, or NULL */
+    uint32_t i_tensor0, n_tensors;
+    uint32_t i_layer0,
+        n_layers; /* the stem is the first layer when there is one, then blocks in natural order */
+    uint32_t i_file0, n_files;
+    uint64_t n_bytes;
+};
+
+struct pf_checkpoint {
+    _Atomic uint32_t n_refs;
+    const char *path;   /* resolved */
+    const char *layout; /* "file", "sharded", "directory" */
+    struct ckpt_component *components;
+    struct ckpt_layer *layers;
+    struct ckpt_tensor *tensors; /* sorted by (component, layer, file, offset) */
+    struct st_file **files;      /* a shard each */
+    uint32_t n_components, n_layers, n_tensors, n_files;
+    uint64_t n_bytes;
+    struct ckpt_priv *priv; /* arena, name index, content id: checkpoint*.c only */
+};
+
+void ckpt_ref(struct pf_checkpoint *ckpt);
+/* Index in `tensors`, or -1. */
+int64_t ckpt_find(const struct pf_checkpoint *ckpt, uint32_t i_component, struct str name);
+/* Component index by name, or -1. */
+int64_t ckpt_component_find(const struct pf_checkpoint *ckpt, struct str name);
+int ckpt_content_id(struct pf_checkpoint *ckpt, struct digest *out, pf_error *err);
+/* Is `path` (by any name: link, hard link, inside the directory) part of this checkpoint? Guards outputs. */
+bool ckpt_contains_path(const struct pf_checkpoint *ckpt, const char *path);
+/* PF_E_TRUNCATED when the guard of the file behind tensor i tripped. Cheap: no system call. */
+int ckpt_tensor_guard(const struct pf_checkpoint *ckpt, uint32_t i_tensor, pf_error *err);
+
+#endif
