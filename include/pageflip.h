@@ -318,6 +318,13 @@ struct pf_panel {
     int64_t col0, n_cols; /* n_cols 0: whole rows */
 };
 
+/*
+ * At a layer border: the reader takes the newest placement of its composition and keeps it until it leaves or enters the
+ * next layer, so that the bytes of one layer come from one place. Optional: a read outside any layer does this for itself.
+ */
+PF_API int pf_reader_enter(struct pf_reader *reader, uint32_t i_layer, pf_error *err);
+PF_API void pf_reader_leave(struct pf_reader *reader);
+
 /* No allocation and no lock. PF_E_RANGE, PF_E_INVALID (out too small), PF_E_TRUNCATED. */
 PF_API int pf_reader_read(struct pf_reader *reader, const struct pf_panel *panel, int32_t format,
                           void *out, size_t n_out_bytes, pf_error *err);

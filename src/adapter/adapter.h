@@ -19,6 +19,8 @@
 
 void adapter_ref(struct pf_adapter *a);
 struct digest adapter_digest(const struct pf_adapter *a);
+/* True once the mapped file shrank under us (base/guard.h). No system call. */
+bool adapter_is_truncated(const struct pf_adapter *a);
 const char *adapter_path(const struct pf_adapter *a);
 
 struct resolve_opts {

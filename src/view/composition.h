@@ -37,6 +37,8 @@ struct pf_composition {
 };
 
 void comp_ref(struct pf_composition *comp);
+/* True once a mapped adapter shrank under us: what was computed from it is not to be used. No system call. */
+bool comp_is_truncated(const struct pf_composition *comp);
 /* NULL: the composition leaves tensor i alone. O(log n). */
 const struct merge_target *comp_target(const struct pf_composition *comp, uint32_t i_tensor);
 

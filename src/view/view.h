@@ -1,7 +1,11 @@
 /*
- * Views: what every reader of weights goes through. A view is one composition and, per tensor, a placement: where its bytes are. The
- * composition never changes; at a layer border a reader may pick up a newer placement of it (stream -> overlay), so a reader
- * names the layer that it is in. Placement tables are immutable and reference counted by epoch; see view_publish.
+ * Views: what every reader of weights goes through. A view is one composition, fixed, and a placement: for every layer, where its
+ * bytes are. At a layer border a reader picks up the newest placement of the same composition (stream -> overlay, resident): the
+ * bytes that it reads never change, only where they come from.
+ *
+ * Thread rule: a placement is immutable once published. Readers take one by a hazard slot of their own (two atomic operations, no lock);
+ * view_publish may be called from one thread at a time and never waits for a reader. What no reader holds any more is freed by the next
+ * publish, by pf_reader_free, or with the view.
  */
 #ifndef PF_VIEW_VIEW_H
 #define PF_VIEW_VIEW_H
@@ -15,20 +19,47 @@ enum place_kind {
     PLACE_RESIDENT, /* a private copy: zero copy */
 };
 
-struct place {
-    enum place_kind kind;
-    const uint8_t *p;                  /* BASE, OVERLAY, RESIDENT: the tensor's bytes */
-    const struct merge_target *target; /* STREAM */
-    int32_t dtype;                     /* of what is read natively */
-    int i_guard;                       /* of the mapping behind p (or behind target->base) */
+/* Where the bytes of one layer are, when they are not simply base and stream. Owned by whoever published it; outlives every
+ * placement that names it. */
+struct layer_bytes {
+    enum place_kind kind;    /* PLACE_OVERLAY or PLACE_RESIDENT */
+    const uint8_t *const *p; /* per tensor of the layer; NULL: not here, read it from the base */
+    int i_guard;             /* of the mapping behind p; -1: private memory */
 };
 
-const struct pf_composition *view_composition(const struct pf_view *v); /* NULL: base */
-struct pf_checkpoint *view_checkpoint(const struct pf_view *v);
-const struct place *view_place(const struct pf_view *v, uint32_t i_tensor);
+/* One entry per layer of the checkpoint; NULL: base bytes, with deltas added while reading where the composition changes them. */
+struct placement {
+    const struct layer_bytes **layers;
+    uint32_t n_layers;
+    void (*free_fn)(void *ctx); /* called once no reader can hold this placement; may be NULL */
+    void *free_ctx;
+};
 
-/* Reads ahead on one background thread: asks the kernel for the bytes that the layers of this view will need, in steps, newest
- * request first. Never blocks the caller. Bounded: two layers in flight. */
+/* A tensor's place under one placement, resolved. */
+struct place {
+    enum place_kind kind;
+    const uint8_t *p;                  /* BASE, OVERLAY, RESIDENT */
+    const struct merge_target *target; /* STREAM */
+    int32_t dtype;                     /* of what a native read delivers */
+    int i_guard;                       /* of the mapping that is read */
+};
+
+void view_ref(struct pf_view *v);
+const struct pf_composition *
+view_composition(const struct pf_view *v); /* never NULL: the base is the empty one */
+struct pf_checkpoint *view_checkpoint(const struct pf_view *v);
+
+/* Makes `next` the newest placement. The view owns it (allocated with placement_new). NULL: plain base and stream again. */
+void view_publish(struct pf_view *v, struct placement *next);
+struct placement *placement_new(uint32_t n_layers); /* all entries NULL; NULL: out of memory */
+/* True when some reader still holds a placement older than the newest one. */
+bool view_has_stale_readers(struct pf_view *v);
+
+/* The place of tensor i now. Valid while the reader stays in its layer. */
+void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out);
+
+/* Reads ahead on one background thread: asks the kernel for the bytes that a layer will need, in steps. The newest request wins. Never
+ * blocks the caller. */
 struct readahead;
 int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err);
 void readahead_layer(struct readahead *ra, uint32_t i_layer);
