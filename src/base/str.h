@@ -34,6 +34,9 @@ size_t str_distance(struct str a, struct str b, size_t cap);
 bool str_is_utf8(struct str s,
                  size_t *out_off_bad); /* strict: no overlongs, no surrogates, <= U+10FFFF */
 
+/* Replaces control bytes by '?': names from files are printed on terminals and in logs. */
+void str_tame(char *p, size_t n);
+
 /* Growing text. After a failed allocation every call is a no-op and strbuf_ok is false: check once at the end. */
 struct strbuf {
     char *p; /* NUL-terminated once anything was added; NULL before */
