@@ -1,7 +1,9 @@
 /*
  * Files: mapping, exact reads and writes, atomic publishing, locks. Every descriptor is O_CLOEXEC. Every write of the
  * project goes through file_pwrite, which counts, and can be told by the environment to fail or to kill the process at a
- * given write (PF_FAULT=kill@N | enospc@N | eio@N | short@N): that is how the crash tests reach every write point.
+ * given point (PF_FAULT=kill@N | tear@N | enospc@N | eio@N | short@N): that is how the crash tests reach every write point.
+ * Points are counted from 1 over the process: every write and piece of a copy, reservation, data sync, rename and directory sync.
+ * kill: SIGKILL before it; tear: after half of it; enospc: this write and all later ones; eio: this one; short: half, then on.
  */
 #ifndef PF_BASE_FILE_H
 #define PF_BASE_FILE_H
@@ -41,6 +43,12 @@ int file_copy_range(int fd_in, uint64_t off_in, int fd_out, uint64_t off_out, ui
                     const char *path_out, pf_error *err);
 /* Bytes written by this process through this layer. */
 uint64_t file_bytes_written(void);
+/* Replaces what PF_FAULT said ("kill@3"; NULL: no fault) and starts counting again: for tests that fork. false: not understood. */
+bool file_fault_set(const char *spec);
+uint64_t file_n_points(void); /* passed since the start, or since file_fault_set */
+
+int file_sync(int fd, const char *path, pf_error *err);           /* fdatasync */
+int file_rename(const char *from, const char *to, pf_error *err); /* durable after file_sync_dir */
 
 /* A new file that appears under `path` only when published: temp file in the same directory, fdatasync, rename, fsync of the
  * directory. Abandoned (and unlinked) by file_new_abort, which is a no-op after a publish. */

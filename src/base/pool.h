@@ -19,5 +19,8 @@ unsigned pool_n_workers(const struct pool *pool);
 void pool_run(struct pool *pool, size_t n_tasks, pool_fn fn, void *ctx);
 unsigned pool_default_threads(
     void); /* CPUs in the affinity mask, capped by the cgroup CPU quota (rounded up), 1..256 */
+/* The tightest "cpu.max" from the process's cgroup (a line of proc_cgroup, "/proc/self/cgroup") up to cgroup_root, in CPUs, rounded up;
+ * 0: no quota. */
+unsigned pool_quota_cpus(const char *cgroup_root, const char *proc_cgroup);
 
 #endif
