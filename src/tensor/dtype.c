@@ -102,17 +102,10 @@ static uint32_t widen_finite(uint32_t v, unsigned n_exp, unsigned n_man)
     uint32_t exp = v >> n_man & ((1u << n_exp) - 1);
     uint32_t man = v & ((1u << n_man) - 1);
     uint32_t bias = (1u << (n_exp - 1)) - 1;
-    if (exp == 0) {
-        if (man == 0)
-            return sign;
-        exp = 1; /* subnormal: shift until the leading one is where f32 leaves it out */
-        uint32_t n_shift = 0;
-        while ((man & 1u << n_man) == 0) {
-            man <<= 1;
-            n_shift++;
-        }
-        man &= (1u << n_man) - 1;
-        return sign | (exp + 127 - bias - n_shift) << 23 | man << (23 - n_man);
+    if (exp ==
+        0) { /* zero and subnormals; the product is exact and normal, so no mode can change it */
+        float unit = f32_of_bits((128 - bias - n_man) << 23);
+        return sign | bits_of_f32((float)(int32_t)man * unit);
     }
     return sign | (exp + 127 - bias) << 23 | man << (23 - n_man);
 }
@@ -204,21 +197,38 @@ static float load_f32(int32_t dtype, const unsigned char *p)
     }
 }
 
+/* Called with a constant dtype, so that the loop is compiled for it. */
+static inline void load_all(int32_t dtype, const unsigned char *in, size_t n, unsigned char *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        float v = load_f32(dtype, in + i * dtype_size(dtype));
+        memcpy(out + i * sizeof(v), &v, sizeof(v));
+    }
+}
+
 void dtype_to_f32(int32_t dtype, const void *src, size_t n, float *dst)
 {
-    assert(dtype_is_factor(dtype));
-    const unsigned char *in = src;
     unsigned char *out = (unsigned char *)dst; /* may be unaligned */
-    size_t size = dtype_size(dtype);
-    if (n == 0)
+    switch (dtype) {
+    case PF_F16:
+        load_all(PF_F16, src, n, out);
         return;
-    if (dtype == PF_F32) {
-        memcpy(out, in, n * sizeof(float));
+    case PF_BF16:
+        load_all(PF_BF16, src, n, out);
         return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        float v = load_f32(dtype, in + i * size);
-        memcpy(out + i * sizeof(v), &v, sizeof(v));
+    case PF_F64:
+        load_all(PF_F64, src, n, out);
+        return;
+    case PF_F8_E4M3:
+        load_all(PF_F8_E4M3, src, n, out);
+        return;
+    case PF_F8_E5M2:
+        load_all(PF_F8_E5M2, src, n, out);
+        return;
+    default:
+        assert(dtype == PF_F32);
+        if (n > 0)
+            memcpy(out, src, n * sizeof(*dst));
     }
 }
 
