@@ -34,6 +34,19 @@ const char *pf_version(void)
     return PF_VERSION_STRING;
 }
 
+/* Length of text[0..n) without a UTF-8 character that was cut at the end. */
+static size_t cut_partial(const char *text, size_t n)
+{
+    size_t n_tail = 0; /* continuation bytes at the end */
+    while (n_tail < 3 && n_tail < n && ((unsigned char)text[n - 1 - n_tail] & 0xc0) == 0x80)
+        n_tail++;
+    if (n_tail == n)
+        return n;
+    unsigned char first = (unsigned char)text[n - 1 - n_tail];
+    size_t n_char = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
+    return n_char > n_tail + 1 ? n - n_tail - 1 : n;
+}
+
 /* vsnprintf into a message-sized buffer; returns the length kept. */
 PF_PRINTF(2, 0)
 static size_t format_text(char text[MSG_BYTES], const char *fmt, va_list ap)
@@ -45,11 +58,7 @@ static size_t format_text(char text[MSG_BYTES], const char *fmt, va_list ap)
     }
     size_t len = (size_t)n;
     if (len >= MSG_BYTES) {
-        len = MSG_BYTES - 1;
-        while (len > 0 && ((unsigned char)text[len - 1] & 0xc0) == 0x80)
-            len--; /* continuation bytes of a character that may be incomplete */
-        if (len > 0 && (unsigned char)text[len - 1] >= 0xc0)
-            len--; /* and its first byte */
+        len = cut_partial(text, MSG_BYTES - 1);
         text[len] = '\0';
     }
     str_tame(text, len);
@@ -159,11 +168,8 @@ void err_append(pf_error *err, const char *fmt, ...)
     va_end(ap);
     size_t used = strnlen(err->msg, MSG_BYTES - 1);
     size_t n_free = MSG_BYTES - 1 - used;
-    if (n > n_free) {
-        n = n_free;
-        while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
-            n--; /* back to the first byte of the character that does not fit */
-    }
+    if (n > n_free)
+        n = cut_partial(text, n_free);
     memcpy(err->msg + used, text, n);
     err->msg[used + n] = '\0';
 }
