@@ -433,6 +433,136 @@ PF_API int pf_png_write(const char *path, const uint8_t *rgb, uint32_t width, ui
 PF_API int pf_sheet_write(const char *path, const uint8_t *rgb, uint32_t n, uint32_t width,
                           uint32_t height, uint32_t n_cols, uint32_t zoom, pf_error *err);
 
+/* ------------------------------------------------------------------------------------------------ engine */
+
+/*
+ * Serving: one checkpoint, adapters under nicknames, and per component (target) a composition that can be set, merged again with
+ * another factor, unmerged and deactivated while readers go on. A change publishes another view; nothing is written over the base
+ * and no reader waits. Every function may be called from any thread; changes are done one after another.
+ *
+ *     set         replaces the composition of the named targets, leaves the others
+ *     unmerge     publishes the base for the targets, remembers their composition
+ *     merge       publishes what is remembered again, its strengths as set times a factor that replaces an earlier one
+ *     deactivate  publishes the base and forgets
+ *
+ * A failed change publishes nothing: what was there is still there.
+ */
+struct pf_engine;
+
+enum {
+    PF_WAY_AUTO = 0, /* stream now, overlay when built, in place for resident layers */
+    PF_WAY_OVERLAY =
+        1, /* merged files: the change waits for them; without a usable cache it streams and says so */
+    PF_WAY_STREAM = 2,  /* deltas are added while panels are read */
+    PF_WAY_INPLACE = 3, /* resident layers are rewritten, the others stream */
+};
+
+struct pf_engine_opts {
+    uint32_t size;
+    int32_t way;           /* PF_WAY_* */
+    const char *cache_dir; /* NULL: $PAGEFLIP_CACHE, else $XDG_CACHE_HOME/pageflip; "off": none */
+    uint64_t cache_budget_bytes; /* 0: a quarter of the free space */
+    uint64_t host_memory_bytes;  /* 0: what the system and its control groups leave */
+    uint32_t n_resident_layers;  /* private copies, reported apart */
+    uint32_t n_threads;          /* of the builder; 0: one per CPU that this process may use */
+    int64_t build_delay_ms;      /* 0: 2000; negative: never build in the background */
+    const char *system_root;     /* where proc and sys are looked for; NULL: "/". For tests */
+};
+
+struct pf_change_opts {
+    uint32_t size;
+    bool allow_unmatched;
+    int32_t merge_dtype; /* PF_MERGE_* */
+    int32_t way;         /* PF_WAY_AUTO: the engine's */
+};
+
+struct pf_engine_lora {
+    const char *nickname;
+    double strength;
+    bool has_alpha;
+    double alpha;
+    const char *target; /* component, "a,b", or NULL / "all" */
+};
+
+struct pf_change_report {
+    char composition[33];
+    const char
+        *way; /* "base", "stream", "overlay", "inplace": how most changed layers are read now */
+    uint32_t n_tensors_changed, n_layers_changed;
+    uint32_t n_keys_matched, n_keys_unmatched;
+    double took_ms, effect_ms; /* the whole call; until the view was published */
+    uint64_t peak_anon_bytes;
+    struct pf_fidelity fidelity;
+    char note[256]; /* why not as asked ("the cache is off"); empty when all is well */
+};
+
+/* Holds a reference to ckpt. An unusable cache is no error: see status. */
+PF_API int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts,
+                          struct pf_engine **out_engine, pf_error *err);
+PF_API void
+pf_engine_close(struct pf_engine *engine); /* ends background work; views that are out stay valid */
+
+/* Another path or a changed file under a known nickname loads it anew; what acts keeps what it was made with. */
+PF_API int pf_engine_load(struct pf_engine *engine, const char *nickname, const char *path,
+                          pf_error *err);
+/* PF_E_BUSY while a view or a remembered composition uses it. */
+PF_API int pf_engine_unload(struct pf_engine *engine, const char *nickname, pf_error *err);
+
+PF_API int pf_engine_set(struct pf_engine *engine, const struct pf_engine_lora *loras,
+                         size_t n_loras, const char *targets, const struct pf_change_opts *opts,
+                         struct pf_change_report *out_report, pf_error *err);
+/* PF_E_STATE when nothing is remembered for the targets. */
+PF_API int pf_engine_merge(struct pf_engine *engine, const char *targets, double factor,
+                           struct pf_change_report *out_report, pf_error *err);
+PF_API int pf_engine_unmerge(struct pf_engine *engine, const char *targets,
+                             struct pf_change_report *out_report, pf_error *err);
+PF_API int pf_engine_deactivate(struct pf_engine *engine, const char *targets,
+                                struct pf_change_report *out_report, pf_error *err);
+
+/* The current view, or one for a composition of the caller's own beside it. Owned by caller: pf_view_release. Taking the current one
+ * never waits. */
+PF_API struct pf_view *pf_engine_view(struct pf_engine *engine);
+PF_API int pf_engine_view_of(struct pf_engine *engine, const struct pf_engine_lora *loras,
+                             size_t n_loras, const struct pf_change_opts *opts,
+                             struct pf_view **out_view, pf_error *err);
+/* Tells the builder that a generation used the current composition: three make it worth an overlay. */
+PF_API void pf_engine_served(struct pf_engine *engine, const struct pf_view *view);
+/* Waits until no background work is left or the time is over (PF_E_BUSY); starts a delayed build at once. */
+PF_API int pf_engine_settle(struct pf_engine *engine, uint64_t timeout_ms, pf_error *err);
+/* Cancels a background build; the partial entry stays for the next. */
+PF_API void pf_engine_cancel_build(struct pf_engine *engine);
+
+struct pf_engine_status {
+    char composition[33];
+    char cache_dir[1024]; /* empty: none */
+    char cache_note[512]; /* why there is no cache, or why the last build failed */
+    uint64_t cache_bytes, cache_budget_bytes;
+    bool is_building;
+    uint64_t n_built_bytes, n_build_bytes;
+    uint32_t n_layers_kept, n_layers_mapped, n_layers_resident;
+    uint64_t n_bytes_kept, n_bytes_resident;
+    uint64_t available_bytes; /* for weights, by the memory plan */
+    char plan_note[512];      /* the plan in a sentence: numbers and reasons */
+    uint64_t anon_bytes;
+    uint64_t n_changes, n_builds, n_adoptions;
+};
+PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *out_status);
+
+struct pf_layer_status {
+    const char *place;     /* "base", "stream", "overlay", "resident" */
+    const char *residency; /* "kept", "mapped", "resident" */
+};
+PF_API int pf_engine_layer_status(struct pf_engine *engine, uint32_t i_layer,
+                                  struct pf_layer_status *out_status, pf_error *err);
+
+/* Called under the engine's change lock: copy what you need, call nothing of the engine. */
+typedef void (*pf_adapter_fn)(void *ctx, const char *nickname, const struct pf_adapter *adapter);
+PF_API void pf_engine_each_adapter(struct pf_engine *engine, pf_adapter_fn fn, void *ctx);
+/* strength: as it acts now (factor applied) when is_merged, else as remembered. */
+typedef void (*pf_active_fn)(void *ctx, const char *component, const char *nickname,
+                             const char *path, double strength, bool is_merged);
+PF_API void pf_engine_each_active(struct pf_engine *engine, pf_active_fn fn, void *ctx);
+
 /* ---------------------------------------------------------------------------------------------- logging */
 
 enum { PF_LOG_ERROR = 0, PF_LOG_WARN = 1, PF_LOG_INFO = 2, PF_LOG_DEBUG = 3 };
