@@ -11,6 +11,8 @@
 #define PF_LIKELY(x)             __builtin_expect(!!(x), 1)
 #define PF_UNLIKELY(x)           __builtin_expect(!!(x), 0)
 #define PF_ALIGNED(n)            __attribute__((aligned(n)))
+/* A thread-local that a signal handler may touch: its storage exists from the start of the thread. */
+#define PF_TLS_IN_HANDLER        _Thread_local __attribute__((tls_model("initial-exec")))
 #define PF_COUNTOF(a)            (sizeof(a) / sizeof((a)[0]))
 
 #endif

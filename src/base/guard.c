@@ -14,7 +14,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define N_SLOTS 65536
+#include "base/compiler.h"
+
+#define N_SLOTS    65536
+#define N_PREVIOUS 64
 
 struct slot {
     _Atomic uint32_t seq; /* odd while begin and end change */
@@ -27,30 +30,44 @@ static struct slot slots[N_SLOTS];
 static _Atomic int n_used; /* slots below this may be in use */
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static int i_free_hint; /* guarded by mu: no free slot below */
-static bool is_installed;
-static struct sigaction previous; /* written before the handler is installed, read by it */
 static _Atomic uintptr_t page_bytes;
 
-/* What would have happened without us. */
-static void chain(int sig, siginfo_t *info, void *context)
+/* Handlers that ours was installed over, each once; an entry never changes after i_previous was set to it. */
+static struct sigaction previous[N_PREVIOUS];
+static int n_previous; /* guarded by mu */
+static _Atomic int i_previous;
+/* Set while this thread is in somebody else's handler: one that chains back to us must not send us round for ever. */
+static PF_TLS_IN_HANDLER volatile sig_atomic_t is_chaining;
+
+/* The default action, by the default handler: the signal is blocked now and arrives when we return. */
+static void die_by_default(int sig)
 {
-    if (previous.sa_flags & SA_SIGINFO) {
-        previous.sa_sigaction(sig, info, context);
-        return;
-    }
-    const bool is_fault = info->si_code > 0;
-    if (previous.sa_handler == SIG_IGN && !is_fault)
-        return;
-    if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
-        previous.sa_handler(sig);
-        return;
-    }
-    /* The default action, by the default handler: the signal is blocked now and arrives when we return. */
     struct sigaction dfl = {.sa_handler = SIG_DFL};
     (void)sigemptyset(&dfl.sa_mask);
     (void)sigaction(sig, &dfl,
                     NULL); /* if this failed we would come back here: nothing better to do */
     (void)raise(sig);
+}
+
+/* What would have happened without us. */
+static void chain(int sig, siginfo_t *info, void *context)
+{
+    const struct sigaction *old =
+        &previous[atomic_load_explicit(&i_previous, memory_order_acquire)];
+    const bool is_fault = info->si_code > 0;
+    const bool is_plain = !(old->sa_flags & SA_SIGINFO);
+    if (is_plain && old->sa_handler == SIG_IGN && !is_fault)
+        return;
+    if (is_chaining || (is_plain && (old->sa_handler == SIG_DFL || old->sa_handler == SIG_IGN))) {
+        die_by_default(sig);
+        return;
+    }
+    is_chaining = 1;
+    if (is_plain)
+        old->sa_handler(sig);
+    else
+        old->sa_sigaction(sig, info, context);
+    is_chaining = 0;
 }
 
 static bool map_zeros(uintptr_t page, size_t n_bytes)
@@ -91,17 +108,32 @@ static void on_sigbus(int sig, siginfo_t *info, void *context)
     errno = saved_errno;
 }
 
+static bool is_same_action(const struct sigaction *a, const struct sigaction *b)
+{
+    return a->sa_flags == b->sa_flags && a->sa_sigaction == b->sa_sigaction;
+}
+
+/* At every registration, because somebody may have put another handler in our place, or "restored" the one before us. */
 static bool install(void)
 {
-    if (is_installed)
-        return true;
+    struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK}, now;
+    int i = 0;
+    is_chaining = 0; /* a handler that we called may have left by longjmp */
     atomic_store_explicit(&page_bytes, (uintptr_t)sysconf(_SC_PAGESIZE), memory_order_relaxed);
-    struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    (void)sigemptyset(&ours.sa_mask);
-    /* Read what is there first: the handler may run before a combined call has returned. */
-    if (sigaction(SIGBUS, NULL, &previous) || sigaction(SIGBUS, &ours, NULL))
+    /* Read first what is there: our handler may run before a combined call has returned. */
+    if (sigaction(SIGBUS, NULL, &now))
         return false;
-    return is_installed = true;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_sigbus)
+        return true;
+    while (i < n_previous && !is_same_action(&previous[i], &now))
+        i++;
+    if (i == N_PREVIOUS)
+        return true; /* still guarded if whoever is there calls us; no room to call them */
+    if (i == n_previous)
+        previous[n_previous++] = now;
+    atomic_store_explicit(&i_previous, i, memory_order_release);
+    (void)sigemptyset(&ours.sa_mask);
+    return !sigaction(SIGBUS, &ours, NULL);
 }
 
 static void set_slot(struct slot *s, uintptr_t begin, uintptr_t end)
