@@ -1,0 +1,138 @@
+/*
+ * Is it still the checkpoint that was opened, and which one is it? The content id names bytes, wherever they lie; stamps and
+ * guards tell when a file changed or shrank under us. The blocks are read with pread, not through the mapping: a single page
+ * each instead of the read-around of a fault, and a short file is an error instead of a signal.
+ */
+#include "checkpoint/checkpoint_int.h"
+
+#include <string.h>
+
+#include "base/guard.h"
+
+/* Enters every composition digest: change it when what is hashed changes. */
+#define CONTENT_ID_VERSION "pageflip content id 1"
+#define BLOCK_BYTES        4096u
+/* A small checkpoint is hashed whole: it costs milliseconds, and then no change can escape. */
+#define WHOLE_BYTES_MAX  ((uint64_t)64 << 20)
+#define READ_CHUNK_BYTES ((size_t)64 << 10)
+
+static int hash_range(struct hasher *h, const struct st_file *f, uint64_t off, uint64_t n,
+                      uint8_t *chunk, pf_error *err)
+{
+    while (n > 0) {
+        size_t n_now = n < READ_CHUNK_BYTES ? (size_t)n : READ_CHUNK_BYTES;
+        int rc = file_pread(st_map(f)->fd, chunk, n_now, off, st_path(f), err);
+        if (rc != PF_OK)
+            return rc;
+        hasher_add(h, chunk, n_now);
+        off += n_now;
+        n -= n_now;
+    }
+    return PF_OK;
+}
+
+/* The middle block, on a page of the file where the tensor is long enough to have one to itself. */
+static int hash_tensor(const struct pf_checkpoint *ckpt, struct hasher *h,
+                       const struct ckpt_tensor *t, uint8_t *chunk, pf_error *err)
+{
+    uint64_t off = t->off_bytes, n = t->n_bytes;
+    if (n > BLOCK_BYTES && ckpt->n_bytes > WHOLE_BYTES_MAX) {
+        uint64_t page = (t->off_bytes + n / 2) / BLOCK_BYTES * BLOCK_BYTES;
+        bool fits = page >= t->off_bytes && page + BLOCK_BYTES <= t->off_bytes + n;
+        off = fits ? page : t->off_bytes;
+        n = BLOCK_BYTES;
+    }
+    hasher_add_u64(h, off);
+    hasher_add_u64(h, t->n_bytes);
+    return hash_range(h, ckpt->files[t->i_file], off, n, chunk, err);
+}
+
+/* Components are in the order of their names, files and tensors too: no path enters, nor what layers are taken to be. */
+static int hash_all(const struct pf_checkpoint *ckpt, struct hasher *h, uint8_t *chunk,
+                    pf_error *err)
+{
+    hasher_add_str(h, CONTENT_ID_VERSION, strlen(CONTENT_ID_VERSION));
+    hasher_add_u64(h, ckpt->n_components);
+    for (uint32_t i = 0; i < ckpt->n_components; i++) {
+        const struct ckpt_component *c = &ckpt->components[i];
+        hasher_add_str(h, c->name, strlen(c->name));
+        hasher_add_u64(h, c->n_files);
+        for (uint32_t k = 0; k < c->n_files; k++) {
+            const struct st_file *f = ckpt->files[c->i_file0 + k];
+            hasher_add_u64(h, st_map(f)->n_bytes);
+            hasher_add_u64(h, st_header_bytes(f));
+            int rc = hash_range(h, f, 0, st_header_bytes(f), chunk, err);
+            if (rc != PF_OK)
+                return rc;
+        }
+        hasher_add_u64(h, c->n_tensors);
+        for (uint32_t k = 0; k < c->n_tensors; k++) {
+            const struct ckpt_tensor *t = &ckpt->tensors[ckpt->priv->by_name[c->i_tensor0 + k]];
+            hasher_add_u64(h, t->i_file - c->i_file0);
+            int rc = hash_tensor(ckpt, h, t, chunk, err);
+            if (rc != PF_OK)
+                return rc;
+        }
+    }
+    return PF_OK;
+}
+
+static int compute(const struct pf_checkpoint *ckpt, struct digest *out, pf_error *err)
+{
+    struct hasher *h = hasher_new();
+    uint8_t *chunk = mem_alloc(READ_CHUNK_BYTES);
+    int rc = h != NULL && chunk != NULL ? hash_all(ckpt, h, chunk, err)
+                                        : err_nomem(err, READ_CHUNK_BYTES, "content id");
+    /* After the reading, so that no mixture of old and new bytes gets a name. */
+    if (rc == PF_OK)
+        rc = pf_checkpoint_verify(ckpt, err);
+    if (rc == PF_OK)
+        *out = hasher_digest(h);
+    mem_free(chunk);
+    hasher_free(h);
+    return rc;
+}
+
+int ckpt_content_id(struct pf_checkpoint *ckpt, struct digest *out, pf_error *err)
+{
+    struct ckpt_priv *priv = ckpt->priv;
+    int rc = PF_OK;
+    (void)pthread_mutex_lock(&priv->mu); /* cannot fail: a plain mutex, never held twice */
+    if (!priv->has_content_id) {
+        rc = compute(ckpt, &priv->content_id, err);
+        priv->has_content_id = rc == PF_OK;
+    }
+    if (rc == PF_OK)
+        *out = priv->content_id;
+    (void)pthread_mutex_unlock(&priv->mu);
+    return rc;
+}
+
+int pf_checkpoint_content_id(struct pf_checkpoint *ckpt, char out_hex[33], pf_error *err)
+{
+    struct digest id;
+    int rc = ckpt_content_id(ckpt, &id, err);
+    if (rc == PF_OK)
+        digest_hex(id, out_hex);
+    return rc;
+}
+
+int pf_checkpoint_verify(const struct pf_checkpoint *ckpt, pf_error *err)
+{
+    for (uint32_t i = 0; i < ckpt->n_files; i++) {
+        int rc = file_map_check(st_map(ckpt->files[i]), st_path(ckpt->files[i]), err);
+        if (rc != PF_OK)
+            return rc;
+    }
+    return PF_OK;
+}
+
+int ckpt_tensor_guard(const struct pf_checkpoint *ckpt, uint32_t i_tensor, pf_error *err)
+{
+    const struct ckpt_tensor *t = &ckpt->tensors[i_tensor];
+    const struct st_file *f = ckpt->files[t->i_file];
+    if (!guard_tripped(st_map(f)->i_guard))
+        return PF_OK;
+    return err_set(err, PF_E_TRUNCATED, "'%s' shrank while tensor '%.300s' was read", st_path(f),
+                   t->name.p);
+}
