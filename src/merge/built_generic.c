@@ -1,0 +1,9 @@
+/* Which kernels this build has, where no vector kernel was written for the architecture: the scalar one. */
+#include "merge/kernel.h"
+
+#include <stddef.h>
+
+const struct kernel *kernel_built(enum cpu_isa isa)
+{
+    return isa == CPU_SCALAR ? &kernel_scalar : NULL;
+}

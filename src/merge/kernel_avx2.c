@@ -1,0 +1,106 @@
+/*
+ * AVX2 with FMA and F16C: 6 x 16 tiles, 12 of the 16 registers are chains. Compiled with its own flags; called only after cpu_has and
+ * the self-check.
+ */
+#include "tensor/dtype.h"
+#include <assert.h>
+#include <immintrin.h>
+
+typedef __m256 vf;
+typedef __m256 vm;
+
+enum { VL = 8, NV = 2, MR = 6, MR_SMALL = 2 };
+#define UNROLL     _Pragma("GCC unroll 16")
+#define KERNEL     kernel_avx2
+#define KERNEL_ISA CPU_AVX2
+
+extern const struct kernel kernel_avx2;
+
+static inline vf v_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+
+static inline vf v_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+static inline vf v_load(const void *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+static inline void v_store(void *p, vf x)
+{
+    _mm256_storeu_ps(p, x);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+static inline vm v_is_nan(vf x)
+{
+    return _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+}
+
+static inline bool v_any(vm m)
+{
+    return _mm256_movemask_ps(m) != 0;
+}
+
+static inline vf v_select(vm m, vf yes, vf no)
+{
+    return _mm256_blendv_ps(no, yes, m);
+}
+
+static inline vf v_load_bf16(const uint8_t *p)
+{
+    const __m128i h = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+static inline vf v_load_f16(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+/* To nearest, ties to even, in the upper half; x is no NaN with bits in its low half. */
+static inline __m256i round_upper(vf x)
+{
+    const __m256i u = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+}
+
+static inline void v_store_bf16(uint8_t *p, vf x)
+{
+    const __m256i h = _mm256_srli_epi32(round_upper(x), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(packed));
+}
+
+static inline vf v_round_bf16(vf x)
+{
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    return _mm256_castsi256_ps(_mm256_and_si256(round_upper(x), upper));
+}
+
+static inline void v_store_f16(uint8_t *p, vf x)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#include "merge/kernel_body.h"

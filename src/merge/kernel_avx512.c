@@ -1,0 +1,105 @@
+/*
+ * AVX-512 (F, BW, DQ, VL) with FMA: 14 x 32 tiles, 28 of the 32 registers are chains. Rounding to bf16 is integer arithmetic: vcvtneps2bf16
+ * would flush subnormals. Compiled with its own flags; called only after cpu_has and the self-check.
+ */
+#include "tensor/dtype.h"
+#include <assert.h>
+#include <immintrin.h>
+
+typedef __m512 vf;
+typedef __mmask16 vm;
+
+enum { VL = 16, NV = 2, MR = 14, MR_SMALL = 4 };
+#define UNROLL     _Pragma("GCC unroll 16")
+#define KERNEL     kernel_avx512
+#define KERNEL_ISA CPU_AVX512
+
+extern const struct kernel kernel_avx512;
+
+static inline vf v_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+
+static inline vf v_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+static inline vf v_load(const void *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+static inline void v_store(void *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+static inline vm v_is_nan(vf x)
+{
+    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+}
+
+static inline bool v_any(vm m)
+{
+    return m != 0;
+}
+
+static inline vf v_select(vm m, vf yes, vf no)
+{
+    return _mm512_mask_mov_ps(no, m, yes);
+}
+
+static inline vf v_load_bf16(const uint8_t *p)
+{
+    const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+static inline vf v_load_f16(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+/* To nearest, ties to even, in the upper half; x is no NaN with bits in its low half. */
+static inline __m512i round_upper(vf x)
+{
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+}
+
+static inline void v_store_bf16(uint8_t *p, vf x)
+{
+    const __m256i h = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper(x), 16));
+    _mm256_storeu_si256((__m256i *)(void *)p, h);
+}
+
+static inline vf v_round_bf16(vf x)
+{
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    return _mm512_castsi512_ps(_mm512_and_si512(round_upper(x), upper));
+}
+
+static inline void v_store_f16(uint8_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#include "merge/kernel_body.h"
