@@ -17,19 +17,25 @@ struct item {
     uint64_t begin, end; /* in the data */
 };
 
+/* A hash table over names, at most half full. */
 struct slot {
     uint64_t hash;
-    uint32_t i_item; /* plus one; 0: free */
+    uint32_t i; /* plus one; 0: free */
+};
+
+struct table {
+    struct slot *slots;
+    size_t n_slots;
 };
 
 struct st_layout {
     struct arena arena; /* names, keys, values */
     struct item *items;
     struct st_meta *metas;
-    struct slot *slots; /* a hash table over the names, at most half full */
+    struct table item_names, meta_keys;
     struct hasher *hasher;
     uint64_t seed; /* names may come from a hostile file: their hash must not be foreseeable */
-    size_t n_items, cap_items, n_metas, cap_metas, n_slots;
+    size_t n_items, cap_items, n_metas, cap_metas;
     uint64_t data0; /* 0: not finished */
 };
 
@@ -58,7 +64,8 @@ void st_layout_free(struct st_layout *l)
     hasher_free(l->hasher);
     mem_free(l->items);
     mem_free(l->metas);
-    mem_free(l->slots);
+    mem_free(l->item_names.slots);
+    mem_free(l->meta_keys.slots);
     mem_free(l);
 }
 
@@ -84,23 +91,88 @@ static int copy_text(struct st_layout *l, struct str s, struct str *out, pf_erro
     return PF_OK;
 }
 
+/* --------------------------------------------------------------------------------------- names used once */
+
+static struct str name_at(const struct st_layout *l, const struct table *t, uint32_t i)
+{
+    return t == &l->item_names ? l->items[i].name : l->metas[i].key;
+}
+
+/* The slot that holds the name, or the free one where it belongs. */
+static struct slot *find_slot(const struct st_layout *l, const struct table *t, struct str name,
+                              uint64_t hash)
+{
+    size_t i = (size_t)hash & (t->n_slots - 1);
+
+    while (t->slots[i].i != 0 &&
+           (t->slots[i].hash != hash || !str_eq(name_at(l, t, t->slots[i].i - 1), name)))
+        i = (i + 1) & (t->n_slots - 1);
+    return &t->slots[i];
+}
+
+static int grow_slots(struct table *t, size_t n_names, pf_error *err)
+{
+    struct table bigger = {NULL, t->n_slots == 0 ? 64 : 2 * t->n_slots};
+    size_t i;
+
+    if (2 * (n_names + 1) <= t->n_slots)
+        return PF_OK;
+    bigger.slots = mem_calloc(bigger.n_slots, sizeof(*bigger.slots));
+    if (bigger.slots == NULL)
+        return err_nomem(err, bigger.n_slots * sizeof(*bigger.slots), "a table of names");
+    /* All names differ, so the first free slot is the right one. */
+    for (i = 0; i < t->n_slots; i++) {
+        size_t k = (size_t)t->slots[i].hash & (bigger.n_slots - 1);
+        if (t->slots[i].i == 0)
+            continue;
+        while (bigger.slots[k].i != 0)
+            k = (k + 1) & (bigger.n_slots - 1);
+        bigger.slots[k] = t->slots[i];
+    }
+    mem_free(t->slots);
+    *t = bigger;
+    return PF_OK;
+}
+
+/* Finds room for a new name. *out_slot is the caller's to fill; PF_E_INVALID when the name is there. */
+static int claim_name(struct st_layout *l, struct table *t, size_t n_names, struct str name,
+                      struct slot **out_slot, pf_error *err)
+{
+    char quoted[SCAN_QUOTE_MAX + 8];
+    uint64_t hash;
+    int rc = n_names < UINT32_MAX - 1 ? grow_slots(t, n_names, err)
+                                      : err_set(err, PF_E_RANGE, "more than 2^32 names");
+
+    if (rc != PF_OK)
+        return rc;
+    hasher_reset(l->hasher);
+    hasher_add_u64(l->hasher, l->seed);
+    hasher_add_str(l->hasher, name.n == 0 ? "" : name.p, name.n);
+    hash = hasher_digest(l->hasher).lo;
+    *out_slot = find_slot(l, t, name, hash);
+    if ((*out_slot)->i != 0)
+        return err_set(err, PF_E_INVALID, "%s '%s' is used twice",
+                       t == &l->item_names ? "tensor name" : "metadata key",
+                       scan_quote(name, quoted));
+    (*out_slot)->hash = hash;
+    return PF_OK;
+}
+
 int st_layout_meta(struct st_layout *l, struct str key, struct str value, pf_error *err)
 {
     char quoted[SCAN_QUOTE_MAX + 8];
     void *metas = l->metas;
+    struct slot *slot = NULL;
     struct st_meta m;
-    size_t i;
     int rc = check_text(key, "metadata key", err);
 
     if (rc == PF_OK)
         rc = check_text(value, "metadata value", err);
-    for (i = 0; rc == PF_OK && i < l->n_metas; i++)
-        if (str_eq(l->metas[i].key, key))
-            rc = err_set(err, PF_E_INVALID, "metadata key '%s' is given twice",
-                         scan_quote(key, quoted));
     if (rc == PF_OK && l->data0 != 0)
         rc = err_set(err, PF_E_STATE, "metadata key '%s' comes after the layout was finished",
                      scan_quote(key, quoted));
+    if (rc == PF_OK)
+        rc = claim_name(l, &l->meta_keys, l->n_metas, key, &slot, err);
     if (rc == PF_OK)
         rc = copy_text(l, key, &m.key, err);
     if (rc == PF_OK)
@@ -111,44 +183,7 @@ int st_layout_meta(struct st_layout *l, struct str key, struct str value, pf_err
         return err_nomem(err, sizeof(m), "metadata");
     l->metas = metas;
     l->metas[l->n_metas++] = m;
-    return PF_OK;
-}
-
-static uint64_t name_hash(struct st_layout *l, struct str name)
-{
-    hasher_reset(l->hasher);
-    hasher_add_u64(l->hasher, l->seed);
-    hasher_add_str(l->hasher, name.p, name.n);
-    return hasher_digest(l->hasher).lo;
-}
-
-/* The slot that holds the name, or the free one where it belongs. */
-static struct slot *find_slot(const struct st_layout *l, struct str name, uint64_t hash)
-{
-    size_t i = (size_t)hash & (l->n_slots - 1);
-
-    while (l->slots[i].i_item != 0 &&
-           (l->slots[i].hash != hash || !str_eq(l->items[l->slots[i].i_item - 1].name, name)))
-        i = (i + 1) & (l->n_slots - 1);
-    return &l->slots[i];
-}
-
-static int grow_slots(struct st_layout *l, pf_error *err)
-{
-    size_t n_old = l->n_slots, n = n_old == 0 ? 64 : 2 * n_old, i;
-    struct slot *old = l->slots, *slots;
-
-    if (2 * (l->n_items + 1) <= n_old)
-        return PF_OK;
-    slots = mem_calloc(n, sizeof(*slots));
-    if (slots == NULL)
-        return err_nomem(err, n * sizeof(*slots), "a table of names");
-    l->slots = slots;
-    l->n_slots = n;
-    for (i = 0; i < n_old; i++)
-        if (old[i].i_item != 0)
-            *find_slot(l, l->items[old[i].i_item - 1].name, old[i].hash) = old[i];
-    mem_free(old);
+    slot->i = (uint32_t)l->n_metas;
     return PF_OK;
 }
 
@@ -200,36 +235,33 @@ int st_layout_tensor(struct st_layout *l, struct str name, int32_t dtype, const 
     struct item it = {.name = name, .dtype = dtype, .shape = *shape};
     char quoted[SCAN_QUOTE_MAX + 8];
     void *items = l->items;
-    uint64_t n_bytes = 0, hash;
-    struct slot *slot;
+    struct slot *slot = NULL;
+    uint64_t n_bytes = 0;
     int rc = check_name(l, name, err);
 
     if (rc == PF_OK)
         rc = item_bytes(&it, err, &n_bytes);
     if (rc == PF_OK)
-        rc = grow_slots(l, err);
+        rc = claim_name(l, &l->item_names, l->n_items, name, &slot, err);
     if (rc != PF_OK)
         return rc;
-    hash = name_hash(l, name);
-    slot = find_slot(l, name, hash);
-    if (slot->i_item != 0)
-        return err_set(err, PF_E_INVALID, "tensor name '%s' is used twice",
-                       scan_quote(name, quoted));
     it.begin = l->n_items == 0 ? 0 : l->items[l->n_items - 1].end;
     /* A file offset is a signed number to the system. */
     if (!add_u64(it.begin, n_bytes, &it.end) || it.end > INT64_MAX)
         return err_set(err, PF_E_RANGE, "tensor '%s': the file would end beyond 2^63 bytes",
                        scan_quote(name, quoted));
-    if (l->n_items == UINT32_MAX - 1 || !mem_grow(&items, &l->cap_items, l->n_items, sizeof(it)))
-        return err_nomem(err, sizeof(it), "a tensor");
-    l->items = items;
     rc = copy_text(l, name, &it.name, err);
     if (rc != PF_OK)
         return rc;
+    if (!mem_grow(&items, &l->cap_items, l->n_items, sizeof(it)))
+        return err_nomem(err, sizeof(it), "a tensor");
+    l->items = items;
     l->items[l->n_items++] = it;
-    *slot = (struct slot){hash, (uint32_t)l->n_items};
+    slot->i = (uint32_t)l->n_items;
     return PF_OK;
 }
+
+/* ----------------------------------------------------------------------------------------------- the text */
 
 static void add_string(struct strbuf *b, struct str s)
 {
