@@ -98,7 +98,8 @@ int json_parse(const char *p, size_t n, const char *what, struct json **out, pf_
     json_t *root = json_loadb(n > 0 ? p : "", n,
                               JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (root == NULL) {
-        if (json_error_code(&e) == json_error_out_of_memory)
+        /* Where memory is too short to begin with, jansson leaves the text empty. */
+        if (json_error_code(&e) == json_error_out_of_memory || e.text[0] == '\0')
             return err_nomem(err, n, what);
         uint64_t at = e.position > 0 ? (uint64_t)e.position : 0;
         return err_at(err, PF_E_FORMAT, at, "'%s' is not valid JSON: line %d, byte %llu: %s", what,
