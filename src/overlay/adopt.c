@@ -84,8 +84,7 @@ static int place_layer(struct overlay *o, const struct pf_composition *comp,
     for (size_t i = 0; i < lt->n; i++)
         p[comp->i_tensors[lt->i_target0 + i] - layer->i_tensor0] = st_data(f, st_tensor(f, i));
     o->files[lt->i_layer] = f;
-    o->layers[lt->i_layer] =
-        (struct layer_bytes){.kind = PLACE_OVERLAY, .p = p, .i_guard = st_map(f)->i_guard};
+    o->layers[lt->i_layer] = (struct layer_bytes){.kind = PLACE_OVERLAY, .p = p, .map = st_map(f)};
     o->n_bytes += st_map(f)->n_bytes;
     return PF_OK;
 }

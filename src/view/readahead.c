@@ -1,6 +1,6 @@
 /*
  * Reading ahead: one background thread that makes the kernel read the bytes of a layer before the compute asks for them. Base
- * mappings only: an overlay's owner reads its own files ahead. Called by whoever walks layers. Never blocks the walker: a request
+ * and overlay mappings alike. Called by whoever walks layers. Never blocks the walker: a request
  * replaces the one before it, and a layer that is no longer wanted is left unfinished.
  */
 #include <errno.h>
@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "tensor/dtype.h"
 #include "view/view.h"
 
 #ifndef MADV_POPULATE_READ
@@ -21,6 +22,8 @@
 
 struct readahead {
     struct pf_view *view;
+    struct pf_reader *reader; /* of the thread: asks for places, reads nothing */
+    struct pf_reader *behind; /* of the walker: for dropping */
     pthread_t thread;
     pthread_mutex_t mu; /* guards asked and is_ending */
     pthread_cond_t wake;
@@ -46,15 +49,55 @@ static bool populate(struct readahead *ra, uint32_t generation, const uint8_t *p
     return true;
 }
 
+/* The mapped bytes that a layer is read from now; NULL for resident ones. */
+static const uint8_t *mapped_bytes(struct pf_reader *r, const struct pf_checkpoint *ckpt,
+                                   uint32_t i_tensor, uint64_t *out_n_bytes,
+                                   const struct file_map **out_map)
+{
+    const struct ckpt_tensor *t = &ckpt->tensors[i_tensor];
+    struct place at;
+    reader_place(r, i_tensor, &at);
+    *out_map = at.map;
+    *out_n_bytes = t->n_bytes;
+    if (at.kind == PLACE_OVERLAY && dtype_size(t->dtype))
+        *out_n_bytes = t->n_bytes / dtype_size(t->dtype) * dtype_size(at.dtype);
+    if (at.kind == PLACE_STREAM)
+        return t->p;
+    return at.kind == PLACE_RESIDENT ? NULL : at.p;
+}
+
 static void read_layer(struct readahead *ra, uint32_t generation, uint32_t i_layer)
 {
     const struct pf_checkpoint *ckpt = view_checkpoint(ra->view);
     const struct ckpt_layer *layer = &ckpt->layers[i_layer];
+    if (pf_reader_enter(ra->reader, i_layer, NULL))
+        return;
     for (uint32_t i = 0; i < layer->n_tensors; i++) {
-        const struct ckpt_tensor *t = &ckpt->tensors[layer->i_tensor0 + i];
-        if (t->n_bytes && !populate(ra, generation, t->p, t->n_bytes))
-            return;
+        const struct file_map *map;
+        uint64_t n_bytes;
+        const uint8_t *p = mapped_bytes(ra->reader, ckpt, layer->i_tensor0 + i, &n_bytes, &map);
+        if (p && n_bytes && !populate(ra, generation, p, n_bytes))
+            break;
     }
+    pf_reader_leave(ra->reader);
+}
+
+void readahead_done(struct readahead *ra, uint32_t i_layer)
+{
+    struct stream_policy *policy = view_policy(ra->view);
+    const struct pf_checkpoint *ckpt = view_checkpoint(ra->view);
+    if (!policy || i_layer >= ckpt->n_layers || policy->is_kept[i_layer] ||
+        pf_reader_enter(ra->behind, i_layer, NULL))
+        return;
+    const struct ckpt_layer *layer = &ckpt->layers[i_layer];
+    for (uint32_t i = 0; i < layer->n_tensors; i++) {
+        const struct file_map *map;
+        uint64_t n_bytes;
+        const uint8_t *p = mapped_bytes(ra->behind, ckpt, layer->i_tensor0 + i, &n_bytes, &map);
+        if (p && map)
+            policy_drop(policy, map, p, n_bytes);
+    }
+    pf_reader_leave(ra->behind);
 }
 
 static void *run(void *arg)
@@ -77,27 +120,40 @@ static void *run(void *arg)
     return NULL;
 }
 
+static void release(struct readahead *ra)
+{
+    pf_reader_free(ra->reader);
+    pf_reader_free(ra->behind);
+    pthread_cond_destroy(&ra->wake);
+    pthread_mutex_destroy(&ra->mu);
+    mem_free(ra);
+}
+
 int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err)
 {
     struct readahead *ra = mem_calloc(1, sizeof *ra);
     if (!ra)
         return err_nomem(err, sizeof *ra, "read-ahead");
-    ra->view = v;
+    ra->view = v; /* the readers hold a reference */
     ra->asked = NO_LAYER;
     pthread_mutex_init(&ra->mu, NULL);
     pthread_cond_init(&ra->wake, NULL);
+    int rc = reader_new_placing(v, &ra->reader, err);
+    if (rc == PF_OK)
+        rc = reader_new_placing(v, &ra->behind, err);
+    if (rc) {
+        release(ra);
+        return rc;
+    }
     pthread_attr_t attr;
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, (size_t)64 << 10);
     int e = pthread_create(&ra->thread, &attr, run, ra);
     pthread_attr_destroy(&attr);
     if (e) {
-        pthread_cond_destroy(&ra->wake);
-        pthread_mutex_destroy(&ra->mu);
-        mem_free(ra);
+        release(ra);
         return err_sys(err, e, "cannot start the read-ahead thread");
     }
-    view_ref(v);
     *out = ra;
     return PF_OK;
 }
@@ -124,8 +180,5 @@ void readahead_free(struct readahead *ra)
         return;
     ask(ra, NO_LAYER, true);
     pthread_join(ra->thread, NULL);
-    pthread_cond_destroy(&ra->wake);
-    pthread_mutex_destroy(&ra->mu);
-    pf_view_release(ra->view);
-    mem_free(ra);
+    release(ra);
 }

@@ -19,6 +19,7 @@ struct pf_view {
     _Atomic uint32_t n_refs;
     struct pf_checkpoint *ckpt;
     struct pf_composition *comp;
+    struct stream_policy *policy;        /* borrowed; NULL: nothing is dropped */
     _Atomic(struct placement *) current; /* NULL: base and stream everywhere */
     pthread_mutex_t mu; /* guards readers and retired; never taken while panels are read */
     struct pf_reader *readers;
@@ -144,24 +145,52 @@ int pf_view_open(struct pf_checkpoint *ckpt, struct pf_composition *comp, struct
     return PF_OK;
 }
 
-void view_ref(struct pf_view *v)
+void view_ref_n(struct pf_view *v, uint32_t n)
 {
-    atomic_fetch_add_explicit(&v->n_refs, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&v->n_refs, n, memory_order_relaxed);
 }
 
-void pf_view_release(struct pf_view *v)
+void view_unref_n(struct pf_view *v, uint32_t n)
 {
     /* acq_rel: the last owner must see everything that the others did with the object. */
-    if (!v || atomic_fetch_sub_explicit(&v->n_refs, 1, memory_order_acq_rel) != 1)
+    if (n == 0 || atomic_fetch_sub_explicit(&v->n_refs, n, memory_order_acq_rel) != n)
         return;
     /* Readers hold a reference each, so there is none left. */
     sweep(v);
     placement_free(atomic_load(&v->current));
+    policy_unref(v->policy);
     mem_free(v->retired);
     pthread_mutex_destroy(&v->mu);
     pf_composition_free(v->comp);
     pf_checkpoint_close(v->ckpt);
     mem_free(v);
+}
+
+void view_ref(struct pf_view *v)
+{
+    view_ref_n(v, 1);
+}
+
+void pf_view_release(struct pf_view *v)
+{
+    if (v)
+        view_unref_n(v, 1);
+}
+
+uint32_t view_n_refs(const struct pf_view *v)
+{
+    return atomic_load_explicit(&v->n_refs, memory_order_relaxed);
+}
+
+void view_set_policy(struct pf_view *v, struct stream_policy *policy)
+{
+    policy_ref(policy);
+    v->policy = policy;
+}
+
+struct stream_policy *view_policy(const struct pf_view *v)
+{
+    return v->policy;
 }
 
 const char *pf_view_digest(const struct pf_view *view)
@@ -205,16 +234,11 @@ int64_t view_panel_rows(const struct pf_view *v, uint32_t i_tensor, size_t n_byt
 
 /* ----------------------------------------------------------------------------------------- readers */
 
-int pf_reader_new(struct pf_view *view, struct pf_reader **out_reader, pf_error *err)
+int reader_new_placing(struct pf_view *view, struct pf_reader **out_reader, pf_error *err)
 {
     struct pf_reader *r = mem_calloc(1, sizeof *r);
     if (!r)
         return err_nomem(err, sizeof *r, "a reader");
-    int rc = merge_scratch_new(&r->scratch, err);
-    if (rc) {
-        mem_free(r);
-        return rc;
-    }
     view_ref(view);
     r->view = view;
     atomic_init(&r->hazard, NULL);
@@ -224,6 +248,19 @@ int pf_reader_new(struct pf_view *view, struct pf_reader **out_reader, pf_error 
     pthread_mutex_unlock(&view->mu);
     *out_reader = r;
     return PF_OK;
+}
+
+int pf_reader_new(struct pf_view *view, struct pf_reader **out_reader, pf_error *err)
+{
+    struct merge_scratch *scratch = NULL;
+    int rc = merge_scratch_new(&scratch, err);
+    if (rc == PF_OK)
+        rc = reader_new_placing(view, out_reader, err);
+    if (rc == PF_OK)
+        (*out_reader)->scratch = scratch;
+    else
+        merge_scratch_free(scratch);
+    return rc;
 }
 
 void pf_reader_free(struct pf_reader *reader)
@@ -291,10 +328,10 @@ void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out)
     if (bytes && bytes->p[i]) {
         out->kind = bytes->kind;
         out->p = bytes->p[i];
-        out->i_guard = bytes->i_guard;
+        out->map = bytes->map;
         return;
     }
-    out->i_guard = st_map(r->view->ckpt->files[t->i_file])->i_guard;
+    out->map = st_map(r->view->ckpt->files[t->i_file]);
     out->kind = target ? PLACE_STREAM : PLACE_BASE;
     out->p = target ? NULL : t->p;
     out->target = target;
@@ -364,7 +401,8 @@ static int read_placed(struct pf_reader *r, uint32_t i_tensor, const struct merg
         merge_read(at.target, p, format == PF_AS_F32, out, r->scratch);
     else
         read_plain(&at, shape_cols(&t->shape), p, format == PF_AS_F32, out);
-    if (guard_tripped(at.i_guard) || (at.kind == PLACE_STREAM && comp_is_truncated(r->view->comp)))
+    if ((at.map && guard_tripped(at.map->i_guard)) ||
+        (at.kind == PLACE_STREAM && comp_is_truncated(r->view->comp)))
         return err_set(err, PF_E_TRUNCATED,
                        "tensor '%s': a mapped file shrank while it was read; restore the file and "
                        "start again",

@@ -22,9 +22,9 @@ enum place_kind {
 /* Where the bytes of one layer are, when they are not simply base and stream. Owned by whoever published it; outlives every
  * placement that names it. */
 struct layer_bytes {
-    enum place_kind kind;    /* PLACE_OVERLAY or PLACE_RESIDENT */
-    const uint8_t *const *p; /* per tensor of the layer; NULL: not here, read it from the base */
-    int i_guard;             /* of the mapping behind p; -1: private memory */
+    enum place_kind kind;       /* PLACE_OVERLAY or PLACE_RESIDENT */
+    const uint8_t *const *p;    /* per tensor of the layer; NULL: not here, read it from the base */
+    const struct file_map *map; /* OVERLAY: what p points into */
 };
 
 /* One entry per layer of the checkpoint; NULL: base bytes, with deltas added while reading where the composition changes them. */
@@ -41,10 +41,13 @@ struct place {
     const uint8_t *p;                  /* BASE, OVERLAY, RESIDENT */
     const struct merge_target *target; /* STREAM */
     int32_t dtype;                     /* of what a native read delivers */
-    int i_guard;                       /* of the mapping that is read */
+    const struct file_map *map;        /* that is read (STREAM: the base's); NULL for RESIDENT */
 };
 
 void view_ref(struct pf_view *v);
+void view_ref_n(struct pf_view *v, uint32_t n);
+void view_unref_n(struct pf_view *v, uint32_t n); /* n may be 0 */
+uint32_t view_n_refs(const struct pf_view *v);    /* a hint: others may change it meanwhile */
 const struct pf_composition *
 view_composition(const struct pf_view *v); /* never NULL: the base is the empty one */
 struct pf_checkpoint *view_checkpoint(const struct pf_view *v);
@@ -55,14 +58,40 @@ struct placement *placement_new(uint32_t n_layers); /* all entries NULL; NULL: o
 /* True when some reader still holds a placement older than the newest one. */
 bool view_has_stale_readers(struct pf_view *v);
 
+/* A reader without scratch: it can ask for places and hold them, not read. */
+int reader_new_placing(struct pf_view *view, struct pf_reader **out_reader, pf_error *err);
 /* The place of tensor i now. Valid while the reader stays in its layer. */
 void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out);
 
-/* Reads ahead on one background thread: asks the kernel for the bytes that a layer will need, in steps. The newest request wins. Never
- * blocks the caller. */
+/*
+ * Which layers stay in the page cache behind a reader and which are dropped (DESIGN 7). Filled in by the engine before there are
+ * readers, shared by its views; only the atomic members change afterwards. Reference counted: views may outlive their engine.
+ */
+struct stream_policy {
+    _Atomic uint32_t n_refs;
+    uint32_t n_layers;
+    bool *is_kept;           /* per layer */
+    _Atomic int how_to_drop; /* enum drop_how: settled by looking at what the first drop did */
+    _Atomic uint64_t n_bytes_dropped;
+};
+enum drop_how { DROP_UNTRIED, DROP_PAGEOUT, DROP_DONTNEED, DROP_NOTHING };
+struct stream_policy *policy_new(uint32_t n_layers); /* nothing kept; NULL: out of memory */
+void policy_ref(struct stream_policy *p);
+void policy_unref(struct stream_policy *p);
+void view_set_policy(struct pf_view *v,
+                     struct stream_policy *policy);         /* before readers; takes a reference */
+struct stream_policy *view_policy(const struct pf_view *v); /* NULL: everything is kept */
+/* Drops n bytes at p, which the mapping m holds, from the page cache, and finds out once which way works. */
+void policy_drop(struct stream_policy *policy, const struct file_map *m, const uint8_t *p,
+                 uint64_t n_bytes);
+
+/* Walks the layers ahead of a reader on one background thread: asks the kernel for the bytes that a layer will need, in steps. The
+ * newest request wins. Never blocks the caller. */
 struct readahead;
 int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err);
 void readahead_layer(struct readahead *ra, uint32_t i_layer);
+/* The reader is done with a layer: drops its pages where the view's policy says so. */
+void readahead_done(struct readahead *ra, uint32_t i_layer);
 void readahead_free(struct readahead *ra);
 
 /* Rows per panel of tensor i so that a panel of f32 is at most n_bytes_max (0: 4 MiB); at least 1. */
