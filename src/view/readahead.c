@@ -149,6 +149,8 @@ int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err)
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, (size_t)64 << 10);
     int e = pthread_create(&ra->thread, &attr, run, ra);
+    if (e == EINVAL) /* thread-local data of the process does not fit so small a stack */
+        e = pthread_create(&ra->thread, NULL, run, ra);
     pthread_attr_destroy(&attr);
     if (e) {
         release(ra);
