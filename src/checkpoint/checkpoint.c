@@ -146,6 +146,7 @@ static bool without_base_layer(struct str name, size_t *out_cut)
     return true;
 }
 
+/* Names hold no NUL: the file reader refuses those. */
 static int set_names(struct opening *o, struct ckpt_entry *e, struct str in_file, pf_error *err)
 {
     static const size_t n_infix = sizeof ".base_layer" - 1;
