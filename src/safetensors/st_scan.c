@@ -383,10 +383,13 @@ static int find_duplicate_sorted(struct scan *s, const struct scan_key *keys, si
 
 int scan_pop_keys(struct scan *s, size_t frame)
 {
-    const struct scan_key *keys = s->keys + frame;
     size_t n = s->n_keys - frame, i, k;
+    const struct scan_key *keys;
 
     s->n_keys = frame;
+    if (n < 2)
+        return PF_OK;
+    keys = s->keys + frame;
     if (n > 8)
         return find_duplicate_sorted(s, keys, n);
     for (i = 1; i < n; i++)
