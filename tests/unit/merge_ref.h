@@ -5,47 +5,31 @@
 #ifndef PF_TEST_MERGE_REF_H
 #define PF_TEST_MERGE_REF_H
 
+#include "testing.h"
+
+#include <math.h>
+
 #include "merge/merge_int.h"
 #include "tensor/dtype.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-struct rng {
-    uint64_t state;
-};
-
-static inline uint64_t rng_next(struct rng *r) /* splitmix64 */
-{
-    uint64_t z = (r->state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static inline int64_t rng_range(struct rng *r, int64_t low, int64_t high) /* both included */
+static PF_UNUSED int64_t rng_range(struct rng *r, int64_t low, int64_t high) /* both included */
 {
     return low + (int64_t)(rng_next(r) % (uint64_t)(high - low + 1));
 }
 
-static inline double rng_unit(struct rng *r)
-{
-    return (double)(rng_next(r) >> 11) * 0x1p-53;
-}
-
-static inline double rng_normal(struct rng *r)
+static PF_UNUSED double rng_normal(struct rng *r)
 {
     return sqrt(-2 * log(rng_unit(r) + 0x1p-60)) * cos(6.283185307179586 * rng_unit(r));
 }
 
-static inline uint32_t bits_of(float x)
+static PF_UNUSED uint32_t bits_of(float x)
 {
     uint32_t u;
     memcpy(&u, &x, 4);
     return u;
 }
 
-static inline float of_bits(uint32_t u)
+static PF_UNUSED float of_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, 4);
@@ -53,7 +37,7 @@ static inline float of_bits(uint32_t u)
 }
 
 /* sign, exponent and mantissa fields of any small format, by arithmetic; a NaN keeps its payload and becomes quiet */
-static inline float ref_small_float(uint32_t v, int n_exp, int n_man, bool has_inf)
+static PF_UNUSED float ref_small_float(uint32_t v, int n_exp, int n_man, bool has_inf)
 {
     const uint32_t man = v & ((1u << n_man) - 1);
     const uint32_t exp = (v >> n_man) & ((1u << n_exp) - 1);
@@ -67,7 +51,7 @@ static inline float ref_small_float(uint32_t v, int n_exp, int n_man, bool has_i
     return (float)(is_negative ? -x : x);
 }
 
-static inline float ref_decode(int32_t dtype, const uint8_t *p)
+static PF_UNUSED float ref_decode(int32_t dtype, const uint8_t *p)
 {
     uint16_t h;
     float f;
@@ -93,7 +77,7 @@ static inline float ref_decode(int32_t dtype, const uint8_t *p)
 }
 
 /* The nearer of the two neighbours in a format of n_man mantissa bits and least exponent e_min; the even one on a tie. */
-static inline double ref_round(double x, int n_man, int e_min)
+static PF_UNUSED double ref_round(double x, int n_man, int e_min)
 {
     int e;
     (void)frexp(x, &e);
@@ -105,7 +89,7 @@ static inline double ref_round(double x, int n_man, int e_min)
     return copysign((down + (is_up ? 1 : 0)) * ulp, x);
 }
 
-static inline uint16_t ref_encode16(int32_t dtype, float x)
+static PF_UNUSED uint16_t ref_encode16(int32_t dtype, float x)
 {
     if (isinf(x))
         return (uint16_t)((dtype == PF_BF16 ? 0x7f80 : 0x7c00) | (signbit(x) ? 0x8000 : 0));
@@ -126,13 +110,14 @@ static inline uint16_t ref_encode16(int32_t dtype, float x)
     return (uint16_t)(u | (signbit(r) ? 0x8000 : 0));
 }
 
-static inline float ref_at(const struct factor *f, int64_t i, int64_t j)
+static PF_UNUSED float ref_at(const struct factor *f, int64_t i, int64_t j)
 {
     return ref_decode(f->dtype, f->p + (i * f->row_stride + j * f->col_stride) *
                                            (int64_t)dtype_size(f->dtype));
 }
 
-static inline float ref_chain(const struct factor *b, const struct factor *a, int64_t m, int64_t n)
+static PF_UNUSED float ref_chain(const struct factor *b, const struct factor *a, int64_t m,
+                                 int64_t n)
 {
     float acc = 0;
     for (int64_t k = 0; k < a->n_rows; k++)
@@ -140,7 +125,7 @@ static inline float ref_chain(const struct factor *b, const struct factor *a, in
     return acc;
 }
 
-static inline float ref_delta(const struct delta *d, int64_t m, int64_t n)
+static PF_UNUSED float ref_delta(const struct delta *d, int64_t m, int64_t n)
 {
     const struct factor *f = d->f;
     switch (d->kind) {
@@ -164,7 +149,7 @@ static inline float ref_delta(const struct delta *d, int64_t m, int64_t n)
 }
 
 /* false: no term covers the row */
-static inline bool ref_total(const struct merge_target *t, int64_t m, int64_t n, float *out)
+static PF_UNUSED bool ref_total(const struct merge_target *t, int64_t m, int64_t n, float *out)
 {
     bool is_covered = false;
     float total = 0;
@@ -180,8 +165,8 @@ static inline bool ref_total(const struct merge_target *t, int64_t m, int64_t n,
 }
 
 /* One element: its bytes in out_dtype, and the f32 of those bytes. */
-static inline void ref_element(const struct merge_target *t, int64_t m, int64_t n, uint8_t *native,
-                               float *as_f32)
+static PF_UNUSED void ref_element(const struct merge_target *t, int64_t m, int64_t n,
+                                  uint8_t *native, float *as_f32)
 {
     const size_t size = dtype_size(t->dtype);
     const uint8_t *base = t->base + (size_t)(m * t->n_cols + n) * size;
@@ -220,7 +205,7 @@ struct merge_case {
     size_t n_buffers;
 };
 
-static inline void encode(int32_t dtype, double x, uint8_t *p)
+static PF_UNUSED void encode(int32_t dtype, double x, uint8_t *p)
 {
     const float f = (float)x;
     if (dtype == PF_F32) {
@@ -234,8 +219,8 @@ static inline void encode(int32_t dtype, double x, uint8_t *p)
 }
 
 /* n elements at an odd address, of relative size `scale`; fp8 ones are finite bit patterns. */
-static inline uint8_t *case_values(struct merge_case *c, struct rng *r, int32_t dtype, int64_t n,
-                                   double scale)
+static PF_UNUSED uint8_t *case_values(struct merge_case *c, struct rng *r, int32_t dtype, int64_t n,
+                                      double scale)
 {
     const size_t size = dtype_size(dtype);
     const size_t shift = (size_t)rng_range(r, 0, 3);
@@ -251,8 +236,8 @@ static inline uint8_t *case_values(struct merge_case *c, struct rng *r, int32_t 
     return buffer + shift;
 }
 
-static inline struct factor case_factor(struct merge_case *c, struct rng *r, int64_t n_rows,
-                                        int64_t n_cols)
+static PF_UNUSED struct factor case_factor(struct merge_case *c, struct rng *r, int64_t n_rows,
+                                           int64_t n_cols)
 {
     static const int32_t dtypes[] = {PF_F32, PF_BF16, PF_F16, PF_F64, PF_F8_E4M3, PF_F8_E5M2};
     struct factor f = {.dtype = dtypes[rng_range(r, 0, 7) % 6], .n_rows = n_rows, .n_cols = n_cols};
@@ -263,7 +248,7 @@ static inline struct factor case_factor(struct merge_case *c, struct rng *r, int
     return f;
 }
 
-static inline int64_t a_divisor(struct rng *r, int64_t n)
+static PF_UNUSED int64_t a_divisor(struct rng *r, int64_t n)
 {
     int64_t d = rng_range(r, 1, n);
     while (n % d != 0)
@@ -271,7 +256,7 @@ static inline int64_t a_divisor(struct rng *r, int64_t n)
     return d;
 }
 
-static inline void case_lokr(struct merge_case *c, struct rng *r, struct delta *d, int64_t rank)
+static PF_UNUSED void case_lokr(struct merge_case *c, struct rng *r, struct delta *d, int64_t rank)
 {
     const int64_t p = a_divisor(r, d->n_rows);
     const int64_t q = a_divisor(r, d->n_cols);
@@ -285,8 +270,8 @@ static inline void case_lokr(struct merge_case *c, struct rng *r, struct delta *
     }
 }
 
-static inline void case_delta(struct merge_case *c, struct rng *r, struct delta *d,
-                              enum delta_kind kind, int64_t rank)
+static PF_UNUSED void case_delta(struct merge_case *c, struct rng *r, struct delta *d,
+                                 enum delta_kind kind, int64_t rank)
 {
     const int64_t rows = c->t.n_rows;
     *d = (struct delta){.kind = kind, .n_rows = rows, .n_cols = c->t.n_cols, .rank = rank};
@@ -307,7 +292,7 @@ static inline void case_delta(struct merge_case *c, struct rng *r, struct delta 
 }
 
 /* Some of every odd value that a base may hold. */
-static inline void case_specials(struct merge_case *c, struct rng *r, uint8_t *base)
+static PF_UNUSED void case_specials(struct merge_case *c, struct rng *r, uint8_t *base)
 {
     static const uint32_t of_f32[] = {0x80000000u, 0,           1,           0x807fffffu,
                                       0x7f800001u, 0xffc12345u, 0x7f800000u, 0xff800000u,
@@ -326,8 +311,8 @@ static inline void case_specials(struct merge_case *c, struct rng *r, uint8_t *b
     }
 }
 
-static inline void case_new(struct merge_case *c, struct rng *r, int32_t dtype, int64_t n_rows,
-                            int64_t n_cols, int64_t rank, int n_terms)
+static PF_UNUSED void case_new(struct merge_case *c, struct rng *r, int32_t dtype, int64_t n_rows,
+                               int64_t n_cols, int64_t rank, int n_terms)
 {
     memset(c, 0, sizeof(*c));
     c->t = (struct merge_target){.dtype = dtype,
@@ -347,7 +332,7 @@ static inline void case_new(struct merge_case *c, struct rng *r, int32_t dtype, 
     }
 }
 
-static inline void case_free(struct merge_case *c)
+static PF_UNUSED void case_free(struct merge_case *c)
 {
     for (size_t i = 0; i < c->n_buffers; i++)
         free(c->buffers[i]);
