@@ -231,7 +231,7 @@ static void takes_shards_without_an_index_only_when_complete(void **state)
                  "of-00003.safetensors");
     /* Counted, not sorted as text; a variant behind the numbers. */
     for (int i = 1; i <= 11; i++) {
-        char rel[64], name[8];
+        char rel[64], name[16];
         (void)snprintf(rel, sizeof rel, "u/x-%d-of-11.fp16.safetensors", i);
         (void)snprintf(name, sizeof name, "t%d", i);
         (void)fx_weights(fx, rel, name, 1);
