@@ -21,6 +21,9 @@ void adapter_ref(struct pf_adapter *a);
 struct digest adapter_digest(const struct pf_adapter *a);
 /* True once the mapped file shrank under us (base/guard.h). No system call. */
 bool adapter_is_truncated(const struct pf_adapter *a);
+uint32_t adapter_n_refs(const struct pf_adapter *a); /* a hint: others may change it meanwhile */
+/* False when the file under the adapter's path is no longer the one that was opened (stat stamp). */
+bool adapter_is_current(const struct pf_adapter *a);
 const char *adapter_path(const struct pf_adapter *a);
 
 struct resolve_opts {

@@ -11,10 +11,6 @@
 #include "base/mem.h"
 #include "view/view.h"
 
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT 21
-#endif
-
 #define PROBE_PAGES ((size_t)1024)
 #define PROBE_MIN   ((size_t)64) /* fewer pages say nothing */
 

@@ -13,10 +13,6 @@
 #include "tensor/dtype.h"
 #include "view/view.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-
 #define STEP_BYTES ((uintptr_t)2 << 20)
 #define NO_LAYER   UINT32_MAX
 

@@ -1,0 +1,164 @@
+/*
+ * The engine's parts, for its own files only: the current view, what is remembered per target, recent compositions, residents, the
+ * memory plan, the background thread.
+ *
+ * Locks: `mu` guards everything in struct pf_engine that is not said to be atomic or immutable. Order: engine mu, then a view's own
+ * mutex. Taking the current view touches neither. The background thread releases mu while it merges.
+ */
+#ifndef PF_ENGINE_ENGINE_INT_H
+#define PF_ENGINE_ENGINE_INT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/mem.h"
+#include "base/pool.h"
+#include "base/proc.h"
+#include "overlay/overlay.h"
+
+/* ---------------------------------------------------------------------------------- the current view */
+
+/*
+ * A pointer that can be taken with one atomic addition and swapped without waiting: the upper 16 bits count how often it was
+ * taken since it was published, and the view carries that many references in advance (CURRENT_BIAS).
+ */
+struct current {
+    _Atomic uint64_t word;
+};
+void current_set(struct current *c,
+                 struct pf_view *view); /* takes a reference of its own; NULL empties */
+struct pf_view *
+current_take(struct current *c); /* a reference for the caller; never NULL after the first set */
+
+/* ------------------------------------------------------------------------------------------- targets */
+
+struct target_entry {
+    char *nickname;
+    struct pf_adapter
+        *adapter; /* a reference: the registry may load another file under the nickname */
+    double strength, alpha;
+    bool has_alpha;
+};
+
+enum target_phase { TARGET_EMPTY, TARGET_ACTIVE, TARGET_UNMERGED };
+
+/* One component's composition: what was set, and whether it acts. */
+struct target_state {
+    enum target_phase phase;
+    struct target_entry *entries;
+    size_t n_entries;
+    double factor;
+};
+
+/* -------------------------------------------------------------------------------------- compositions */
+
+/* A composition that is served or was recently. Its view is shared by everybody who asks for the same digest. */
+struct served {
+    struct pf_view *view;
+    struct overlay *overlay;   /* NULL: none adopted */
+    struct digest *layer_keys; /* per layer: what its bytes depend on; equal keys, equal bytes */
+    int32_t way;
+    uint64_t i_used;      /* clock of use, for eviction from the recent list */
+    uint64_t t_global_ns; /* since when it is the global one; 0: it is not */
+    uint32_t n_generations;
+    bool is_build_wanted; /* now, whatever the delay */
+    bool is_build_failed, is_recheck_needed;
+};
+
+#define N_RECENT 8
+
+/* ----------------------------------------------------------------------------------------- residents */
+
+/* A private copy of one layer. p[] points into buf. `key` tells which bytes it holds; is_ready false: being rewritten. */
+struct resident {
+    uint32_t i_layer;
+    uint8_t *buf;
+    size_t n_buf_bytes;
+    struct digest key;
+    bool is_ready, is_locked;
+    struct layer_bytes bytes;
+};
+
+/* ---------------------------------------------------------------------------------------------- plan */
+
+struct memory_plan {
+    uint64_t available_bytes;
+    char note[512];
+};
+/* DESIGN 7: min(MemAvailable, tightest cgroup limit - what is not page cache, cap). root: "" for the real system. */
+int plan_memory(const char *root, uint64_t n_cap_bytes, struct memory_plan *out, pf_error *err);
+
+/* -------------------------------------------------------------------------------------------- engine */
+
+struct registered {
+    char *nickname, *path;
+    struct pf_adapter *adapter;
+};
+
+struct pf_engine {
+    struct pf_checkpoint *ckpt;
+    struct pf_engine_opts opts;   /* strings inside are not kept */
+    struct overlay_store *store;  /* NULL: no cache; immutable */
+    struct stream_policy *policy; /* immutable */
+    struct memory_plan plan;      /* immutable */
+    uint32_t n_kept;
+    uint64_t n_kept_bytes;
+
+    struct current current;
+
+    pthread_mutex_t mu;
+    struct registered *adapters;
+    size_t n_adapters, cap_adapters;
+    struct target_state *targets; /* per component */
+    int32_t merge_dtype;
+    struct served *recent[N_RECENT];
+    struct served *global; /* one of recent */
+    uint64_t i_clock;
+    struct resident *residents;
+    uint32_t n_residents;
+    uint64_t n_resident_bytes;
+    char cache_note[512];
+    uint64_t n_changes, n_builds, n_adoptions;
+
+    pthread_t thread;
+    bool has_thread, is_ending, is_idle;
+    pthread_cond_t wake, idle;
+    _Atomic bool cancel_build;
+    _Atomic uint64_t n_built_bytes, n_build_bytes; /* 0 when nothing is built */
+};
+
+/* engine.c, caller holds mu */
+int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, struct served **out,
+                 pf_error *err);
+void engine_place(struct pf_engine *e,
+                  struct served *s); /* publishes the best placement that s can have now */
+void engine_served_free(struct served *s);
+bool engine_try_adopt(struct pf_engine *e, struct served *s);
+int engine_build(struct pf_engine *e, struct served *s, struct pool *pool,
+                 pf_error *err); /* releases mu while merging */
+
+/* resident.c, caller holds mu */
+int residents_init(struct pf_engine *e, uint32_t n, pf_error *err);
+void residents_free(struct pf_engine *e);
+const struct layer_bytes *residents_find(const struct pf_engine *e, const struct served *s,
+                                         uint32_t i_layer);
+/* Rewrites at most one resident layer towards `s`; releases mu while copying. True when it did something. */
+bool residents_step(struct pf_engine *e, struct served *s);
+bool residents_wanted(const struct pf_engine *e, const struct served *s);
+
+/* background.c */
+int background_start(struct pf_engine *e, pf_error *err);
+void background_stop(struct pf_engine *e);
+void background_wake(struct pf_engine *e); /* caller holds mu */
+
+/* target.c */
+int targets_parse(const struct pf_checkpoint *ckpt, const char *targets, bool *out_is_named,
+                  pf_error *err);
+int target_entries_copy(const struct target_state *from, struct target_state *to, pf_error *err);
+void target_release(struct target_state *t);
+/* The global composition as it acts: entries of all components, equal ones joined into one with a target list. */
+int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targets,
+                    const struct pf_composition_opts *opts, struct pf_composition **out,
+                    pf_error *err);
+
+#endif

@@ -1,0 +1,222 @@
+/*
+ * Served compositions: the few that are in use or were recently, each with the view that everybody shares, the overlay that it
+ * adopted, and the placement that follows from overlay and residents. Caller holds the engine's mutex throughout. Must never publish what
+ * was not proved.
+ */
+#include <string.h>
+
+#include "base/log.h"
+#include "engine/engine_int.h"
+
+/* Per layer, a digest of everything that its bytes depend on beside the base: equal keys mean equal bytes. */
+static struct digest *layer_keys_new(const struct pf_composition *comp)
+{
+    struct hasher *h = hasher_new();
+    struct digest *keys = mem_calloc(comp->ckpt->n_layers + 1, sizeof *keys);
+    if (!h || !keys) {
+        hasher_free(h);
+        mem_free(keys);
+        return NULL;
+    }
+    size_t i = 0;
+    for (uint32_t layer = 0; layer < comp->ckpt->n_layers; layer++) {
+        hasher_reset(h);
+        for (; i < comp->n_targets && comp->ckpt->tensors[comp->i_tensors[i]].i_layer == layer;
+             i++) {
+            hasher_add_u64(h, comp->i_tensors[i]);
+            hasher_add_u64(h, (uint64_t)comp->merge_dtype);
+            for (size_t k = 0; k < comp->targets[i].n_terms; k++) {
+                const struct merge_term *t = &comp->targets[i].terms[k];
+                hasher_add_str(h, t->delta->key, strlen(t->delta->key));
+                hasher_add_u64(h, (uint64_t)(uintptr_t)t->delta->f[0].p);
+                hasher_add_double(h, (double)t->s);
+            }
+        }
+        keys[layer] = hasher_digest(h);
+    }
+    hasher_free(h);
+    return keys;
+}
+
+void engine_served_free(struct served *s)
+{
+    if (!s)
+        return;
+    pf_view_release(s->view);
+    overlay_unref(s->overlay);
+    mem_free(s->layer_keys);
+    mem_free(s);
+}
+
+static int served_new(struct pf_engine *e, struct pf_composition *comp, int32_t way,
+                      struct served **out, pf_error *err)
+{
+    struct served *s = mem_calloc(1, sizeof *s);
+    if (!s)
+        return err_nomem(err, sizeof *s, "a composition");
+    s->way = way;
+    s->layer_keys = layer_keys_new(comp);
+    int rc = s->layer_keys ? pf_view_open(e->ckpt, comp, &s->view, err)
+                           : err_nomem(err, 0, "layer keys");
+    if (rc) {
+        mem_free(s->layer_keys);
+        mem_free(s);
+        return rc;
+    }
+    view_set_policy(s->view, e->policy);
+    *out = s;
+    return PF_OK;
+}
+
+/* ---------------------------------------------------------------------------------------- placements */
+
+static void drop_overlay(void *ctx)
+{
+    overlay_unref(ctx);
+}
+
+void engine_place(struct pf_engine *e, struct served *s)
+{
+    struct placement *p = placement_new(e->ckpt->n_layers);
+    if (!p) {
+        log_at(PF_LOG_WARN, "out of memory for a placement: the one before it stays");
+        return;
+    }
+    bool uses_residents = s->way == PF_WAY_AUTO || s->way == PF_WAY_INPLACE;
+    bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+    for (uint32_t i = 0; i < e->ckpt->n_layers; i++) {
+        if (uses_residents)
+            p->layers[i] = residents_find(e, s, i);
+        if (!p->layers[i] && uses_overlay)
+            p->layers[i] = overlay_layer(s->overlay, i);
+    }
+    if (uses_overlay) {
+        overlay_ref(s->overlay);
+        p->free_fn = drop_overlay;
+        p->free_ctx = s->overlay;
+    }
+    view_publish(s->view, p);
+}
+
+/* ------------------------------------------------------------------------------------------ adopting */
+
+bool engine_try_adopt(struct pf_engine *e, struct served *s)
+{
+    const struct pf_composition *comp = view_composition(s->view);
+    pf_error why;
+    if (!e->store || s->overlay || comp->n_targets == 0 || s->way == PF_WAY_STREAM ||
+        s->way == PF_WAY_INPLACE)
+        return false;
+    int rc = overlay_adopt(e->store, comp, OVERLAY_VERIFY_SAMPLED, &s->overlay, &why);
+    if (rc == PF_OK) {
+        e->n_adoptions++;
+        s->is_build_wanted = false;
+        engine_place(e, s);
+        return true;
+    }
+    s->overlay = NULL;
+    if (rc == PF_E_CHANGED) {
+        s->is_recheck_needed = true;
+    } else if (rc != PF_E_NOTFOUND) {
+        log_at(PF_LOG_WARN, "overlay is not adopted: %s", why.msg);
+        (void)overlay_evict(e->store, comp->digest,
+                            NULL); /* somebody may still read it: then it stays and is not used */
+    }
+    return false;
+}
+
+static bool watch(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    struct pf_engine *e = ctx;
+    (void)what;
+    atomic_store_explicit(&e->n_built_bytes, done, memory_order_relaxed);
+    atomic_store_explicit(&e->n_build_bytes, total, memory_order_relaxed);
+    return !atomic_load_explicit(&e->cancel_build, memory_order_relaxed);
+}
+
+int engine_build(struct pf_engine *e, struct served *s, struct pool *pool, pf_error *err)
+{
+    struct overlay_build_opts opts = {.pool = pool, .progress = watch, .progress_ctx = e};
+    struct pf_view *view = s->view;
+    view_ref(view);
+    atomic_store(&e->cancel_build, false);
+    pthread_mutex_unlock(&e->mu);
+    int rc = overlay_build(e->store, view_composition(view), &opts, NULL, err);
+    pthread_mutex_lock(&e->mu);
+    atomic_store(&e->n_build_bytes, 0);
+    if (rc == PF_OK) {
+        e->n_builds++;
+        /* s may have left the recent list meanwhile; its view tells. */
+        for (size_t i = 0; i < N_RECENT; i++)
+            if (e->recent[i] && e->recent[i]->view == view && !engine_try_adopt(e, e->recent[i]))
+                rc = err_set(err, PF_E_IO, "the overlay that was just built cannot be adopted");
+    }
+    pf_view_release(view);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------ serving */
+
+static struct served *find_recent(struct pf_engine *e, struct digest digest)
+{
+    for (size_t i = 0; i < N_RECENT; i++)
+        if (e->recent[i] && digest_eq(view_composition(e->recent[i]->view)->digest, digest))
+            return e->recent[i];
+    return NULL;
+}
+
+/* A view that leaves the list may still have readers: it must not name residents, which nobody would take from it later. */
+static void forget(struct pf_engine *e, size_t i)
+{
+    struct served *s = e->recent[i];
+    if (e->n_residents) {
+        int32_t way = s->way;
+        s->way = s->overlay ? PF_WAY_OVERLAY : PF_WAY_STREAM;
+        engine_place(e, s);
+        s->way = way;
+    }
+    e->recent[i] = NULL;
+    engine_served_free(s);
+}
+
+static int keep(struct pf_engine *e, struct served *s)
+{
+    size_t oldest = N_RECENT;
+    for (size_t i = 0; i < N_RECENT; i++) {
+        if (!e->recent[i]) {
+            e->recent[i] = s;
+            return PF_OK;
+        }
+        if (e->recent[i] != e->global &&
+            (oldest == N_RECENT || e->recent[i]->i_used < e->recent[oldest]->i_used) &&
+            !(e->n_residents && view_has_stale_readers(e->recent[i]->view)))
+            oldest = i;
+    }
+    if (oldest == N_RECENT)
+        return PF_E_BUSY;
+    forget(e, oldest);
+    e->recent[oldest] = s;
+    return PF_OK;
+}
+
+int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, struct served **out,
+                 pf_error *err)
+{
+    struct served *s = find_recent(e, comp->digest);
+    if (!s) {
+        int rc = served_new(e, comp, way, &s, err);
+        if (rc)
+            return rc;
+        if (keep(e, s)) {
+            engine_served_free(s);
+            return err_set(err, PF_E_BUSY, "%d compositions are being read at once", N_RECENT);
+        }
+    }
+    s->way = way;
+    s->i_used = ++e->i_clock;
+    if (!s->overlay)
+        (void)engine_try_adopt(e, s);
+    engine_place(e, s);
+    *out = s;
+    return PF_OK;
+}
