@@ -1,0 +1,200 @@
+"""merge: layout and bytes, refusals, --force, parts, and Ctrl-C, after which the same command continues."""
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from cli import MODEL, PAGEFLIP, SOURCE, WEIGHTS, Case, lora, pageflip, read_safetensors, write_safetensors
+
+BLOCK = "transformer.transformer_blocks.0.attn1.to_q"
+
+
+def files(top):
+    """{relative path: bytes}"""
+    found = {}
+    for root, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(root, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, top)] = file.read()
+    return found
+
+
+class Merge(Case):
+    def test_a_model_directory(self):
+        out = self.path("out")
+        doc = self.ok("merge", "--lora", "night", "-o", out, "--json")
+        self.assertTrue(doc["complete"])
+        self.assertFalse(doc["resumed"])
+        for field in ("bytes_read", "bytes_written", "peak_anon_bytes", "seconds", "survival", "fraction_changed", "composition"):
+            self.assertIn(field, doc)
+        self.assertGreater(doc["bytes_written"], 5 << 20)
+        self.assertGreater(doc["seconds"], 0)
+        base, merged = files(MODEL), files(out)
+        self.assertEqual(set(base), set(merged))
+        self.assertEqual([name for name in base if base[name] != merged[name]], [WEIGHTS])
+        golden = read_safetensors(os.path.join(SOURCE, "tests", "golden", "merged_night.safetensors"))[2]
+        ours, theirs = read_safetensors(os.path.join(out, WEIGHTS))[2], read_safetensors(os.path.join(MODEL, WEIGHTS))[2]
+        self.assertEqual(sum(ours[k] != theirs[k] for k in ours), doc["tensors_changed"])
+        self.assertTrue(set(golden) <= set(ours))
+        self.assertEqual(os.listdir(self.dir), ["out"])
+
+    def test_text(self):
+        result = self.ok("merge", "--lora", "turbo", "-o", self.path("out"))
+        for label in ("changes", "survival", "composition", "output", "written", "memory"):
+            self.assertRegex(result.out, rf"(?m)^{label} +\S")
+
+    def test_one_file_and_threads(self):
+        outs = []
+        for i, threads in enumerate((1, 2, 7)):
+            outs.append(self.path(f"{i}.safetensors"))
+            self.ok("merge", "--model", os.path.join(MODEL, WEIGHTS), "--lora", "noto", "--lora", "turbo:-0.5", "-o", outs[i],
+                    "--threads", threads)
+        data = [open(out, "rb").read() for out in outs]
+        self.assertEqual(data[0], data[1])
+        self.assertEqual(data[0], data[2])
+
+    def test_no_adapter_and_strength_zero_give_the_base(self):
+        self.ok("merge", "-o", self.path("a"))
+        self.ok("merge", "--lora", "turbo:0", "-o", self.path("b"))
+        self.assertEqual(files(self.path("a")), files(MODEL))
+        self.assertEqual(files(self.path("b")), files(MODEL))
+
+    def test_f32(self):
+        doc = self.ok("merge", "--lora", "noto", "--merge-dtype", "f32", "-o", self.path("out"), "--json")
+        header = read_safetensors(self.path("out", WEIGHTS))[0]
+        self.assertEqual(sum(t["dtype"] == "F32" for t in header.values()), doc["tensors_changed"])
+        self.assertEqual(doc["survival"], 1)
+
+    def test_an_existing_output_needs_force(self):
+        out = self.path("out.safetensors")
+        args = ["merge", "--model", os.path.join(MODEL, WEIGHTS), "--lora", "noto", "-o", out]
+        with open(out, "w", encoding="utf-8") as file:
+            file.write("mine")
+        self.assertEqual(self.fails(1, f"'{out}'", *args)["code"], "exists")
+        self.assertIn("--force replaces it", self.fails(1, "exists", *args)["message"])
+        with open(out, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "mine")
+        self.ok(*args, "--force")
+        self.assertEqual(len(read_safetensors(out)[0]), len(read_safetensors(os.path.join(MODEL, WEIGHTS))[0]))
+
+    def test_the_output_is_never_the_model(self):
+        model, link, hard = self.path("m.safetensors"), self.path("link"), self.path("hard.safetensors")
+        shutil.copy(os.path.join(MODEL, WEIGHTS), model)
+        os.symlink("m.safetensors", link)
+        os.link(model, hard)
+        before = open(model, "rb").read()
+        for out in (model, self.path(".", "m.safetensors"), link, hard, self.path("..", os.path.basename(self.dir), "m.safetensors")):
+            error = self.fails(1, "pageflip: ", "merge", "--model", model, "--lora", "noto", "-o", out, "--force")
+            self.assertEqual(error["code"], "invalid", error)
+        self.assertEqual(open(model, "rb").read(), before)
+        tree = self.path("tree")
+        shutil.copytree(MODEL, tree)
+        os.symlink("tree", self.path("tree-link"))
+        for out in (tree, tree + "/", self.path("tree-link")):
+            error = self.fails(1, "pageflip: ", "merge", "--model", tree, "--lora", "noto", "-o", out, "--force")
+            self.assertEqual(error["code"], "invalid", error)
+        self.assertEqual(files(tree), files(MODEL))
+
+    def test_unmatched_keys_refuse(self):
+        path = write_safetensors(self.path("a.safetensors"), {**lora(BLOCK, 128, 128, scale=1), **lora(BLOCK + "q", 128, 128)})
+        error = self.fails(1, BLOCK + "q.lora_A.weight", "merge", "--lora", path, "-o", self.path("out"))
+        self.assertEqual(error["code"], "unmatched")
+        self.assertIn("--allow-unmatched leaves them out", error["message"])
+        self.assertFalse(os.path.exists(self.path("out")))
+        doc = self.ok("merge", "--lora", path, "-o", self.path("out"), "--allow-unmatched", "--json")
+        self.assertEqual((doc["keys_matched"], len(doc["keys_unmatched"]), doc["tensors_changed"]), (2, 2, 1))
+
+    def test_parts(self):
+        out, whole = self.path("out"), self.path("whole")
+        self.ok("merge", "--lora", "noto", "-o", whole)
+        doc = self.ok("merge", "--lora", "noto", "-o", out, "--part", "2/2", "--json")
+        self.assertFalse(doc["complete"])
+        self.assertFalse(os.path.exists(out))
+        doc = self.ok("merge", "--lora", "noto", "-o", out, "--part", "1/2", "--json")
+        self.assertTrue(doc["complete"])
+        self.assertEqual(files(out), files(whole))
+
+    def test_an_unwritable_place(self):
+        self.fails(1, self.path("no", "dir"), "merge", "--lora", "noto", "-o", self.path("no", "dir", "out"))
+
+
+class Interrupted(Case):
+    def setUp(self):
+        super().setUp()
+        n, rank, n_blocks = 1024, 256, 32
+        self.model, self.lora = self.path("m.safetensors"), self.path("l.safetensors")
+        noise = os.urandom(2 * n * n).replace(b"\x7f", b"\x3f").replace(b"\xff", b"\xbf")  # no infinities: bf16 of 0x7f80 and up
+        write_safetensors(self.model, {f"blocks.{i}.w.weight": ("BF16", [n, n], b"\x00\x3c" * (n * n // 2) + noise[:n * n])
+                                       for i in range(n_blocks)})
+        tensors = {}
+        for i in range(n_blocks):
+            tensors.update(lora(f"blocks.{i}.w", n, n, rank))
+        write_safetensors(self.lora, tensors)
+        self.out = self.path("out.safetensors")
+        self.args = ["merge", "--model", self.model, "--lora", self.lora, "-o", self.out, "--threads", "1", "--json"]
+
+    def interrupt(self):
+        """Runs and sends SIGINT as soon as something was written beside the final name. None: it was done before."""
+        before = set(os.listdir(self.dir))
+        run = subprocess.Popen([PAGEFLIP, *self.args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while run.poll() is None:
+            new = set(os.listdir(self.dir)) - before
+            if new and sum(os.path.getsize(os.path.join(r, f)) for d in new for r, _, fs in os.walk(self.path(d)) for f in fs):
+                time.sleep(0.15)  # somewhere in the middle; where exactly does not matter
+                run.send_signal(signal.SIGINT)
+                break
+            time.sleep(0.002)
+        out, err = run.communicate(timeout=60)
+        if run.returncode == 0:
+            os.remove(self.out)
+            return None
+        return run.returncode, out.decode(), err.decode()
+
+    def test_ctrl_c_leaves_nothing_and_the_next_run_continues(self):
+        done = None
+        for _ in range(5):
+            done = done or self.interrupt()
+        self.assertIsNotNone(done, "the merge was always faster than the signal")
+        status, out, err = done
+        self.assertEqual(status, 130, err)
+        self.assertIn("interrupted", err)
+        self.assertIn('"cancelled"', out)
+        self.assertFalse(os.path.exists(self.out))
+        doc = self.ok(*self.args)
+        self.assertTrue(doc["complete"])
+        self.assertTrue(doc["resumed"])
+        self.assertLess(doc["bytes_written"], os.path.getsize(self.out))
+        whole = self.path("whole.safetensors")
+        self.ok("merge", "--model", self.model, "--lora", self.lora, "-o", whole, "--json")
+        with open(whole, "rb") as a, open(self.out, "rb") as b:
+            self.assertEqual(a.read(), b.read())
+        self.assertEqual(sorted(os.listdir(self.dir)), ["l.safetensors", "m.safetensors", "out.safetensors", "whole.safetensors"])
+
+    def test_the_bar_is_drawn_on_a_terminal_only(self):
+        ours, theirs = pty.openpty()
+        run = subprocess.Popen([PAGEFLIP, *self.args], stdout=subprocess.PIPE, stderr=theirs)
+        os.close(theirs)
+        text = b""
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            text += data
+        run.communicate(timeout=60)
+        os.close(ours)
+        self.assertEqual(run.returncode, 0, text)
+        self.assertRegex(text.decode(), r"\[#*\.*\] +\d+ %")
+        self.assertRegex(text.decode(), r"B/s +\d+:\d\d left")
+        self.assertTrue(text.endswith(b"\r\x1b[K"))  # wiped at the end
+        self.assertNotIn("%", pageflip(*self.args, "--force").err)
+
+
+if __name__ == "__main__":
+    unittest.main()
