@@ -1,5 +1,5 @@
 /*
- * What the files of this module share: a path is located (locate.c, hub.c) into components and their files, an index is
+ * What the files of this module share: a path is located (ckpt_locate.c, hub.c) into components and their files, an index is
  * parsed (shards.c), names are sorted into layers (layers.c), and checkpoint.c puts the pieces together. Nobody outside
  * src/checkpoint/ includes this, fuzz targets and tests of the index parser excepted.
  */

@@ -1,7 +1,7 @@
 /*
  * The local Hugging Face hub cache, read and never written, and never the network. A repository is a directory
  * `models--org--name` with `refs/main` (a commit) and `snapshots/<commit>/`, whose files are links into `blobs/`. Called by
- * locate.c with a name that is no local path, or with a repository's directory itself.
+ * ckpt_locate.c with a name that is no local path, or with a repository's directory itself.
  */
 #include "checkpoint/checkpoint_int.h"
 
@@ -35,7 +35,7 @@ bool ckpt_hub_is_name(const char *name)
            is_name_part(slash + 1, strlen(slash + 1));
 }
 
-/* The cache's own order of precedence. Empty variables count as unset. */
+/* The cache's own order of precedence. Empty variables count as unset; without any the answer is "". */
 static const char *cache_dir(struct arena *a)
 {
     static const char *const direct[] = {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"};
@@ -120,6 +120,11 @@ int ckpt_hub_snapshot(struct arena *a, const char *repo_dir, const char **out_di
 int ckpt_hub_find(struct arena *a, const char *name, const char **out_dir, pf_error *err)
 {
     const char *cache = cache_dir(a);
+    if (cache != NULL && *cache == '\0')
+        return err_set(err, PF_E_NOTFOUND,
+                       "'%s' is no path, and there is no hub cache to look in: neither "
+                       "HF_HUB_CACHE nor HF_HOME nor HOME is set",
+                       name);
     const char *slash = strchr(name, '/');
     struct strbuf repo;
     strbuf_init(&repo);

@@ -1,9 +1,9 @@
 /*
  * What one directory offers: an index with its shards, a single file, a set of shards without index, and variants of each
  * (`x.fp16.safetensors`). Names alone decide: plain before variant, an index before a file, a name that diffusers or
- * transformers give before others. Two that are equally good are an error, not a guess. Called by locate.c.
+ * transformers give before others. Two that are equally good are an error, not a guess. Called by ckpt_locate.c.
  */
-#include "checkpoint/locate.h"
+#include "checkpoint/ckpt_locate.h"
 
 #include <string.h>
 

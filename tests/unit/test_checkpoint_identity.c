@@ -183,6 +183,32 @@ static void id_is_computed_once(void **state)
     pf_checkpoint_close(ckpt);
 }
 
+static void *ask_for_id(void *ckpt)
+{
+    char *id = calloc(1, 33);
+    if (id != NULL && pf_checkpoint_content_id(ckpt, id, NULL) != PF_OK)
+        id[0] = '\0';
+    return id;
+}
+
+static void id_is_the_same_in_every_thread(void **state)
+{
+    (void)state;
+    struct pf_checkpoint *ckpt = fx_open(EMOJI);
+    pthread_t threads[4];
+    char id[33];
+    for (size_t i = 0; i < PF_COUNTOF(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_for_id, ckpt), 0);
+    assert_int_equal(pf_checkpoint_content_id(ckpt, id, NULL), PF_OK);
+    for (size_t i = 0; i < PF_COUNTOF(threads); i++) {
+        void *other = NULL;
+        assert_int_equal(pthread_join(threads[i], &other), 0);
+        assert_string_equal(other, id);
+        free(other);
+    }
+    pf_checkpoint_close(ckpt);
+}
+
 static void verify_tells_when_a_file_changed(void **state)
 {
     struct fx *fx = *state;
@@ -307,6 +333,7 @@ int main(void)
         FX_TEST(id_depends_on_what_the_index_selects),
         FX_TEST(id_of_a_large_checkpoint_samples_every_tensor),
         FX_TEST(id_is_computed_once),
+        cmocka_unit_test(id_is_the_same_in_every_thread),
         FX_TEST(verify_tells_when_a_file_changed),
         FX_TEST(c103_verify_tells_when_a_file_was_rewritten),
         FX_TEST(truncation_is_an_error_and_no_signal),

@@ -362,6 +362,14 @@ static void shards_of_a_snapshot_lie_beside_the_link_to_the_index(void **state)
                       "download was not finished");
 }
 
+static void says_that_a_download_was_not_finished(void **state)
+{
+    struct fx *fx = *state;
+    (void)fx_link(fx, "r/snapshots/c/model.safetensors", "../../blobs/absent");
+    FX_ASSERT_REFUSED(fx_path(fx, "r/snapshots/c"), PF_E_NOTFOUND,
+                      "c/model.safetensors' is a link to a file that is not there");
+}
+
 static void resolves_org_name_offline(void **state)
 {
     struct fx *fx = *state;
@@ -428,6 +436,14 @@ static void says_where_it_looked_for_a_hub_name(void **state)
     clear_environment();
 }
 
+static void needs_a_cache_to_look_in(void **state)
+{
+    (void)state;
+    clear_environment();
+    FX_ASSERT_REFUSED("org/name", PF_E_NOTFOUND, "'org/name' is no path", "no hub cache",
+                      "HF_HUB_CACHE");
+}
+
 static void a_local_path_wins_over_a_hub_name(void **state)
 {
     struct fx *fx = *state;
@@ -474,9 +490,11 @@ int main(void)
         FX_TEST(refuses_what_is_not_there),
         FX_TEST(opens_a_snapshot_of_links),
         FX_TEST(shards_of_a_snapshot_lie_beside_the_link_to_the_index),
+        FX_TEST(says_that_a_download_was_not_finished),
         FX_TEST(resolves_org_name_offline),
         FX_TEST(follows_the_ref_then_the_newest_snapshot),
         FX_TEST(says_where_it_looked_for_a_hub_name),
+        cmocka_unit_test(needs_a_cache_to_look_in),
         FX_TEST(a_local_path_wins_over_a_hub_name),
         cmocka_unit_test(knows_a_hub_name),
     };

@@ -92,6 +92,14 @@ static void refuses_shards_of_other_formats(void **state)
                      PF_E_UNSUPPORTED, "'pytorch_model-00001-of-00002.bin'", "convert");
 }
 
+static void passes_on_a_broken_index(void **state)
+{
+    struct fx *fx = *state;
+    FX_ASSERT_REFUSED(fx_text(fx, "m.safetensors.index.json", "{\"weight_map\":"), PF_E_FORMAT,
+                      "m.safetensors.index.json");
+    FX_ASSERT_REFUSED(fx_path(fx, "."), PF_E_FORMAT, "m.safetensors.index.json");
+}
+
 static void refuses_a_missing_shard(void **state)
 {
     struct fx *fx = *state;
@@ -200,6 +208,7 @@ int main(void)
         cmocka_unit_test(refuses_a_broken_document),
         cmocka_unit_test(refuses_shard_names_that_lead_elsewhere),
         cmocka_unit_test(refuses_shards_of_other_formats),
+        FX_TEST(passes_on_a_broken_index),
         FX_TEST(refuses_a_missing_shard),
         FX_TEST(refuses_a_tensor_that_is_not_in_its_shard),
         FX_TEST(refuses_a_tensor_in_two_shards),

@@ -2,7 +2,7 @@
  * From what a user typed to components and their files: a path is looked at first, and only what is no path is taken for
  * a hub name. What a directory offers is judged in weigh.c. Called by checkpoint.c; reads names and configs, never weights.
  */
-#include "checkpoint/locate.h"
+#include "checkpoint/ckpt_locate.h"
 
 #include <string.h>
 #include <strings.h>

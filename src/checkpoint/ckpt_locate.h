@@ -1,8 +1,8 @@
 /*
- * Between locate.c (which place is meant) and weigh.c (what one directory offers). Private to src/checkpoint/.
+ * Between ckpt_locate.c (which place is meant) and weigh.c (what one directory offers). Private to src/checkpoint/.
  */
-#ifndef PF_CHECKPOINT_LOCATE_H
-#define PF_CHECKPOINT_LOCATE_H
+#ifndef PF_CHECKPOINT_CKPT_LOCATE_H
+#define PF_CHECKPOINT_CKPT_LOCATE_H
 
 #include "checkpoint/checkpoint_int.h"
 
