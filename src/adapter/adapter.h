@@ -3,11 +3,13 @@
  * checkpoint into deltas (adapter_resolve). Opening knows nothing of any base; resolving decides names, shapes and rows. What is
  * not understood is refused by name, never left out. The public half is in pageflip.h. Immutable after open.
  *
- *     source.c     file or directory -> tensors, config, metadata, digest, finite scan
- *     dialect.c    key = prefix + module path + leaf: the one table of spellings
- *     module.c     leaves of one module -> one family, complete or refused
- *     config.c     peft config, lora_adapter_metadata, alpha tensors -> one scale per module, or a contradiction
- *     resolve.c    module path -> base tensor(s): exact, flattened, fused; shapes; deltas
+ *     source.c     file or directory -> tensors, config, metadata; one pass over the bytes: digest and finite scan
+ *     dialect.c    key = prefix + module path + leaf: the one table of spellings, and of what is refused
+ *     module.c     keys -> modules; family.c: their leaves make one family, complete or refused
+ *     config.c     peft config, lora_adapter_metadata; pattern.c: the keys of rank_pattern and alpha_pattern
+ *     scale.c      configs and alpha tensors -> one scale per module, or a contradiction
+ *     place.c      module path -> base tensor(s): exact, flattened, fused
+ *     resolve.c    what matches, which rows, duplicates; emit.c: shapes against the base, deltas
  *     pf_adapter.c public entry points
  */
 #ifndef PF_ADAPTER_ADAPTER_H
@@ -45,7 +47,7 @@ struct resolution {
     struct unmatched *unmatched;
     size_t n_unmatched;
     uint32_t n_keys_matched; /* tensors of the file that take part */
-    char **notes;            /* warnings and remarks, owned */
+    char **notes; /* warnings and remarks, those of the adapter (pf_adapter_note) included; owned */
     size_t n_notes;
     double alpha_effective; /* NaN when the file's own alphas rule; enters the composition digest */
 };
