@@ -122,8 +122,10 @@ static void *run(void *arg)
         log_at(PF_LOG_WARN, "the builder's threads cannot be started: no overlays will be built");
     pthread_mutex_lock(&e->mu);
     while (!e->is_ending) {
-        if (pool && step(e, pool))
+        if (pool && step(e, pool)) {
+            pthread_cond_broadcast(&e->idle); /* whoever waits looks at the state itself */
             continue;
+        }
         uint64_t due = pool ? build_due(e) : UINT64_MAX;
         e->is_idle = due == UINT64_MAX;
         if (e->is_idle)
@@ -200,7 +202,7 @@ void pf_engine_cancel_build(struct pf_engine *engine)
 {
     pthread_mutex_lock(&engine->mu);
     atomic_store(&engine->cancel_build, true);
-    if (engine->global) {
+    if (engine->global && !engine->global->overlay) {
         engine->global->is_build_wanted = false;
         engine->global->is_build_failed = true; /* until it is set again */
     }

@@ -163,6 +163,11 @@ void pf_engine_close(struct pf_engine *e)
     current_set(&e->current, NULL);
     for (size_t i = 0; i < N_RECENT; i++)
         engine_served_free(e->recent[i]);
+    while (e->lingering) {
+        struct served *next = e->lingering->next_lingering;
+        engine_served_free(e->lingering);
+        e->lingering = next;
+    }
     for (uint32_t c = 0; e->targets && c < e->ckpt->n_components; c++)
         target_release(&e->targets[c]);
     mem_free(e->targets);
@@ -365,24 +370,6 @@ static const char *way_of(struct pf_engine *e, const struct served *s)
     return 2 * n_overlay > n_layers ? "overlay" : "stream";
 }
 
-/* With way `overlay` the change waits for the files; what was current is served meanwhile. */
-static void build_first(struct change *c, struct served *s)
-{
-    struct pf_engine *e = c->e;
-    struct pool *pool = NULL;
-    pf_error why = {0};
-    if (view_composition(s->view)->n_targets == 0 || s->overlay)
-        return;
-    int rc = e->store ? pool_new(e->opts.n_threads, &pool, &why)
-                      : err_set(&why, PF_E_STATE, "%.400s", e->cache_note);
-    if (rc == PF_OK)
-        rc = engine_build(e, s, pool, &why);
-    pool_free(pool);
-    if (rc)
-        snprintf(c->report.note, sizeof c->report.note, "streaming instead of an overlay: %.200s",
-                 why.msg);
-}
-
 /* Publishes: from here on every view that is taken is the new one. */
 static void make_global(struct pf_engine *e, struct served *s)
 {
@@ -418,6 +405,37 @@ static void fill_report(struct change *c, struct served *s, struct pf_view **out
     *out_view = s->view;
 }
 
+static struct served *served_of(struct pf_engine *e, const struct pf_view *view)
+{
+    for (size_t i = 0; i < N_RECENT; i++)
+        if (e->recent[i] && e->recent[i]->view == view)
+            return e->recent[i];
+    return NULL;
+}
+
+/* With way `overlay` the change returns when the files are there; it took effect before, streaming. Another change supersedes it. */
+static void await_overlay(struct change *c, const struct pf_view *view)
+{
+    struct pf_engine *e = c->e;
+    struct served *s = served_of(e, view);
+    if (view_composition(view)->n_targets == 0)
+        return;
+    if (e->store) {
+        s->is_build_wanted = true;
+        s->is_build_failed = false;
+        background_wake(e);
+        while (e->global && e->global->view == view && !e->global->overlay &&
+               !e->global->is_build_failed && !e->is_ending)
+            pthread_cond_wait(&e->idle, &e->mu);
+    }
+    s = served_of(e, view);
+    if (s && s->overlay)
+        c->report.way = way_of(e, s);
+    else
+        snprintf(c->report.note, sizeof c->report.note, "streaming instead of an overlay: %.200s",
+                 s && *e->cache_note ? e->cache_note : "another change came first");
+}
+
 /* Resolves the changed targets, publishes, and takes the new state over. */
 static int change_publish(struct change *c, struct pf_view **out_view, pf_error *err)
 {
@@ -434,14 +452,14 @@ static int change_publish(struct change *c, struct pf_view **out_view, pf_error 
     pf_composition_free(comp);
     if (rc)
         return rc;
-    if (c->way == PF_WAY_OVERLAY)
-        build_first(c, s);
     make_global(e, s);
     e->merge_dtype = c->merge_dtype;
     struct target_state *old = e->targets;
     e->targets = c->targets;
     c->targets = old;
     fill_report(c, s, out_view);
+    if (c->way == PF_WAY_OVERLAY)
+        await_overlay(c, *out_view);
     return PF_OK;
 }
 

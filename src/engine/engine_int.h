@@ -63,6 +63,7 @@ struct served {
     uint32_t n_generations;
     bool is_build_wanted; /* now, whatever the delay */
     bool is_build_failed, is_recheck_needed;
+    struct served *next_lingering;
 };
 
 #define N_RECENT 8
@@ -113,6 +114,8 @@ struct pf_engine {
     int32_t merge_dtype;
     struct served *recent[N_RECENT];
     struct served *global; /* one of recent */
+    struct served
+        *lingering; /* left `recent` while a reader held a placement that names residents */
     uint64_t i_clock;
     struct resident *residents;
     uint32_t n_residents;
@@ -133,6 +136,8 @@ int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, 
 void engine_place(struct pf_engine *e,
                   struct served *s); /* publishes the best placement that s can have now */
 void engine_served_free(struct served *s);
+bool engine_has_stale_readers(
+    struct pf_engine *e); /* does any reader hold a placement that was replaced? */
 bool engine_try_adopt(struct pf_engine *e, struct served *s);
 int engine_build(struct pf_engine *e, struct served *s, struct pool *pool,
                  pf_error *err); /* releases mu while merging */

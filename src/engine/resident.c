@@ -119,16 +119,6 @@ bool residents_wanted(const struct pf_engine *e, const struct served *s)
     return false;
 }
 
-/* Has every reader of every view left the placements that named the buffer? Views outside `recent` are covered: residents_step
- * published a placement without it before they were let go. */
-static bool is_free_of_readers(struct pf_engine *e)
-{
-    for (size_t i = 0; i < N_RECENT; i++)
-        if (e->recent[i] && view_has_stale_readers(e->recent[i]->view))
-            return false;
-    return true;
-}
-
 static int rewrite(struct pf_engine *e, struct pf_view *view, struct resident *r, pf_error *err)
 {
     const struct ckpt_layer *layer = layer_of(e, r);
@@ -159,7 +149,7 @@ bool residents_step(struct pf_engine *e, struct served *s)
             if (e->recent[i])
                 engine_place(e, e->recent[i]);
     }
-    if (!is_free_of_readers(e))
+    if (engine_has_stale_readers(e))
         return true; /* looked at again soon; the readers stream or use the overlay meanwhile */
     struct digest key = s->layer_keys[r->i_layer];
     struct pf_view *view = s->view;

@@ -8,6 +8,33 @@
 #include "base/log.h"
 #include "engine/engine_int.h"
 
+/* The adapter that a term comes from: terms point into the resolutions of the entries. */
+static struct digest adapter_of(const struct pf_composition *comp, const struct delta *d)
+{
+    for (size_t i = 0; i < comp->n_entries; i++) {
+        const struct resolution *r = &comp->entries[i].res;
+        if (d >= r->deltas && d < r->deltas + r->n_deltas)
+            return adapter_digest(comp->entries[i].adapter);
+    }
+    return (struct digest){0}; /* not reached: every term comes from an entry */
+}
+
+static void add_target(struct hasher *h, const struct pf_composition *comp, size_t i_target)
+{
+    const struct merge_target *t = &comp->targets[i_target];
+    hasher_add_u64(h, comp->i_tensors[i_target]);
+    hasher_add_u64(h, (uint64_t)comp->merge_dtype);
+    for (size_t k = 0; k < t->n_terms; k++) {
+        const struct delta *d = t->terms[k].delta;
+        struct digest a = adapter_of(comp, d);
+        hasher_add_u64(h, a.hi);
+        hasher_add_u64(h, a.lo);
+        hasher_add_str(h, d->key, strlen(d->key));
+        hasher_add_u64(h, (uint64_t)d->row0);
+        hasher_add_double(h, (double)t->terms[k].s);
+    }
+}
+
 /* Per layer, a digest of everything that its bytes depend on beside the base: equal keys mean equal bytes. */
 static struct digest *layer_keys_new(const struct pf_composition *comp)
 {
@@ -21,17 +48,8 @@ static struct digest *layer_keys_new(const struct pf_composition *comp)
     size_t i = 0;
     for (uint32_t layer = 0; layer < comp->ckpt->n_layers; layer++) {
         hasher_reset(h);
-        for (; i < comp->n_targets && comp->ckpt->tensors[comp->i_tensors[i]].i_layer == layer;
-             i++) {
-            hasher_add_u64(h, comp->i_tensors[i]);
-            hasher_add_u64(h, (uint64_t)comp->merge_dtype);
-            for (size_t k = 0; k < comp->targets[i].n_terms; k++) {
-                const struct merge_term *t = &comp->targets[i].terms[k];
-                hasher_add_str(h, t->delta->key, strlen(t->delta->key));
-                hasher_add_u64(h, (uint64_t)(uintptr_t)t->delta->f[0].p);
-                hasher_add_double(h, (double)t->s);
-            }
-        }
+        while (i < comp->n_targets && comp->ckpt->tensors[comp->i_tensors[i]].i_layer == layer)
+            add_target(h, comp, i++);
         keys[layer] = hasher_digest(h);
     }
     hasher_free(h);
@@ -165,38 +183,60 @@ static struct served *find_recent(struct pf_engine *e, struct digest digest)
     return NULL;
 }
 
-/* A view that leaves the list may still have readers: it must not name residents, which nobody would take from it later. */
+/* Lets go of lingering compositions that no reader is inside of any more. */
+static void sweep_lingering(struct pf_engine *e)
+{
+    for (struct served **at = &e->lingering; *at;) {
+        struct served *s = *at;
+        if (view_has_stale_readers(s->view)) {
+            at = &s->next_lingering;
+        } else {
+            *at = s->next_lingering;
+            engine_served_free(s);
+        }
+    }
+}
+
+bool engine_has_stale_readers(struct pf_engine *e)
+{
+    sweep_lingering(e);
+    for (size_t i = 0; i < N_RECENT; i++)
+        if (e->recent[i] && view_has_stale_readers(e->recent[i]->view))
+            return true;
+    return e->lingering != NULL;
+}
+
+/* A view that leaves the list may live on with its readers: it must not name residents, which nobody would take from it later, and a
+ * reader that is inside of a placement that does is waited for in the lingering list. */
 static void forget(struct pf_engine *e, size_t i)
 {
     struct served *s = e->recent[i];
+    e->recent[i] = NULL;
     if (e->n_residents) {
-        int32_t way = s->way;
         s->way = s->overlay ? PF_WAY_OVERLAY : PF_WAY_STREAM;
         engine_place(e, s);
-        s->way = way;
+        s->next_lingering = e->lingering;
+        e->lingering = s;
+        sweep_lingering(e);
+    } else {
+        engine_served_free(s);
     }
-    e->recent[i] = NULL;
-    engine_served_free(s);
 }
 
-static int keep(struct pf_engine *e, struct served *s)
+static void keep(struct pf_engine *e, struct served *s)
 {
     size_t oldest = N_RECENT;
     for (size_t i = 0; i < N_RECENT; i++) {
         if (!e->recent[i]) {
             e->recent[i] = s;
-            return PF_OK;
+            return;
         }
         if (e->recent[i] != e->global &&
-            (oldest == N_RECENT || e->recent[i]->i_used < e->recent[oldest]->i_used) &&
-            !(e->n_residents && view_has_stale_readers(e->recent[i]->view)))
+            (oldest == N_RECENT || e->recent[i]->i_used < e->recent[oldest]->i_used))
             oldest = i;
     }
-    if (oldest == N_RECENT)
-        return PF_E_BUSY;
     forget(e, oldest);
     e->recent[oldest] = s;
-    return PF_OK;
 }
 
 int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, struct served **out,
@@ -207,10 +247,7 @@ int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, 
         int rc = served_new(e, comp, way, &s, err);
         if (rc)
             return rc;
-        if (keep(e, s)) {
-            engine_served_free(s);
-            return err_set(err, PF_E_BUSY, "%d compositions are being read at once", N_RECENT);
-        }
+        keep(e, s);
     }
     s->way = way;
     s->i_used = ++e->i_clock;
