@@ -54,3 +54,8 @@ void gemm_yardstick_threads(unsigned n)
 {
     openblas_set_num_threads((int)n);
 }
+
+const char *gemm_core(void)
+{
+    return openblas_get_corename();
+}

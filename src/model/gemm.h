@@ -23,5 +23,7 @@ void gemm_vec(int64_t n, int64_t k, const float *w, const float *x, float *y);
 
 /* For benchmarks alone: how many threads OpenBLAS itself may use in the yardstick. The model must not run meanwhile. */
 void gemm_yardstick_threads(unsigned n);
+/* The CPU that OpenBLAS takes this one for ("SkylakeX"): a benchmark says it, since an old OpenBLAS takes a new CPU for the oldest. */
+const char *gemm_core(void);
 
 #endif

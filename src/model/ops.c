@@ -4,6 +4,8 @@
  */
 #include "model/ops.h"
 
+#include "base/compiler.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +16,7 @@
  * result), times 2^k put together from bits. Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low
  * bits. Arguments are clamped to where the result is normal; NaN stays NaN.
  */
-static inline float exp_f32(float x)
+static PF_ALWAYS_INLINE float exp_f32(float x)
 {
     const float magic = 0x1.8p23f;
     x = x > 88.0f ? 88.0f : x;
@@ -40,7 +42,7 @@ static inline float exp_f32(float x)
     return p * two_to_k;
 }
 
-static float fold_lanes(const float *lane)
+static PF_ALWAYS_INLINE float fold_lanes(const float *lane)
 {
     float a[LANES];
     memcpy(a, lane, sizeof a);
@@ -50,7 +52,7 @@ static float fold_lanes(const float *lane)
     return a[0];
 }
 
-static float sum(const float *x, int64_t n)
+static PF_ALWAYS_INLINE float sum(const float *x, int64_t n)
 {
     float lane[LANES] = {0};
     int64_t i = 0;
@@ -62,7 +64,7 @@ static float sum(const float *x, int64_t n)
     return fold_lanes(lane);
 }
 
-static float sum_squares_about(const float *x, int64_t n, float mean)
+static PF_ALWAYS_INLINE float sum_squares_about(const float *x, int64_t n, float mean)
 {
     float lane[LANES] = {0};
     int64_t i = 0;
@@ -74,7 +76,7 @@ static float sum_squares_about(const float *x, int64_t n, float mean)
     return fold_lanes(lane);
 }
 
-static float largest(const float *x, int64_t n)
+static PF_ALWAYS_INLINE float largest(const float *x, int64_t n)
 {
     float lane[LANES];
     int64_t i = 0;
@@ -91,13 +93,14 @@ static float largest(const float *x, int64_t n)
     return max;
 }
 
-void ops_silu(float *x, int64_t n)
+PF_WIDER_CLONES void ops_silu(float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         x[i] = x[i] / (1.0f + exp_f32(-x[i]));
 }
 
-void ops_add_bias(float *x, int64_t n_rows, int64_t n_cols, int64_t ld, const float *restrict bias)
+PF_WIDER_CLONES void ops_add_bias(float *x, int64_t n_rows, int64_t n_cols, int64_t ld,
+                                  const float *restrict bias)
 {
     if (bias == NULL)
         return;
@@ -109,7 +112,8 @@ void ops_add_bias(float *x, int64_t n_rows, int64_t n_cols, int64_t ld, const fl
 }
 
 /* (y/2)(1 + tanh u) = y / (1 + exp(-2u)), u = sqrt(2/pi) (y + 0.044715 y^3): one exponential, no cancellation */
-void ops_bias_gelu(float *x, int64_t n_rows, int64_t n_cols, int64_t ld, const float *restrict bias)
+PF_WIDER_CLONES void ops_bias_gelu(float *x, int64_t n_rows, int64_t n_cols, int64_t ld,
+                                   const float *restrict bias)
 {
     const float minus_two_root = -1.5957691216057307f;
     for (int64_t m = 0; m < n_rows; m++) {
@@ -122,8 +126,9 @@ void ops_bias_gelu(float *x, int64_t n_rows, int64_t n_cols, int64_t ld, const f
     }
 }
 
-void ops_add_gated(float *sum_out, const float *y, int64_t n_rows, int64_t n_cols, int64_t ld,
-                   const float *restrict bias, const float *restrict gate)
+PF_WIDER_CLONES void ops_add_gated(float *sum_out, const float *y, int64_t n_rows, int64_t n_cols,
+                                   int64_t ld, const float *restrict bias,
+                                   const float *restrict gate)
 {
     for (int64_t m = 0; m < n_rows; m++) {
         float *restrict to = sum_out + m * ld;
@@ -133,7 +138,7 @@ void ops_add_gated(float *sum_out, const float *y, int64_t n_rows, int64_t n_col
     }
 }
 
-void ops_softmax(float *x, int64_t n_rows, int64_t n_cols)
+PF_WIDER_CLONES void ops_softmax(float *x, int64_t n_rows, int64_t n_cols)
 {
     for (int64_t m = 0; m < n_rows; m++) {
         float *restrict row = x + m * n_cols;
@@ -146,8 +151,9 @@ void ops_softmax(float *x, int64_t n_rows, int64_t n_cols)
     }
 }
 
-void ops_norm_modulate(float *out, const float *x, int64_t n_rows, int64_t n_cols, float eps,
-                       const float *restrict scale, const float *restrict shift)
+PF_WIDER_CLONES void ops_norm_modulate(float *out, const float *x, int64_t n_rows, int64_t n_cols,
+                                       float eps, const float *restrict scale,
+                                       const float *restrict shift)
 {
     for (int64_t m = 0; m < n_rows; m++) {
         const float *restrict from = x + m * n_cols;
