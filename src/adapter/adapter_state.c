@@ -1,0 +1,29 @@
+/*
+ * Questions that longer-lived owners ask about an open adapter: is its file still whole, still the same, still used by somebody. Cheap
+ * enough for every change; none of them changes anything.
+ */
+#include <stdatomic.h>
+
+#include "adapter/adapter_int.h"
+#include "base/guard.h"
+
+bool adapter_is_truncated(const struct pf_adapter *a)
+{
+    return a->file && guard_tripped(st_map(a->file)->i_guard);
+}
+
+uint32_t adapter_n_refs(const struct pf_adapter *a)
+{
+    return atomic_load_explicit(&a->n_refs, memory_order_relaxed);
+}
+
+/* Looks at the path, not at the open file: a new file may have been renamed over it. */
+bool adapter_is_current(const struct pf_adapter *a)
+{
+    struct file_map now;
+    if (!a->file || file_map_open(&now, st_path(a->file), NULL))
+        return false;
+    bool is_same = file_stamp_eq(&now.stamp, &st_map(a->file)->stamp);
+    file_map_close(&now);
+    return is_same;
+}

@@ -1,0 +1,382 @@
+/*
+ * The engine on the bundled model: what the operations mean, that bytes are those of a fresh merge, and that nothing is lost when
+ * something fails.
+ */
+#include "testing.h"
+
+#include "base/mem.h"
+#include "engine/engine_int.h"
+#include "merge/merge.h"
+
+#define MODEL PF_SOURCE_DIR "/data/emoji-dit"
+#define NOTO  PF_SOURCE_DIR "/data/adapters/noto.safetensors"
+#define TURBO PF_SOURCE_DIR "/data/adapters/turbo.safetensors"
+#define NIGHT PF_SOURCE_DIR "/data/adapters/night"
+
+struct fixture {
+    struct pf_checkpoint *ckpt;
+    struct pf_engine *engine;
+};
+
+static void open_engine(void **state, struct fixture *f, struct pf_engine_opts o)
+{
+    pf_error err;
+    o.size = sizeof o;
+    if (!o.cache_dir)
+        o.cache_dir = test_path(state, "cache");
+    assert_ok(pf_checkpoint_open(MODEL, NULL, &f->ckpt, &err), &err);
+    assert_ok(pf_engine_open(f->ckpt, &o, &f->engine, &err), &err);
+    assert_ok(pf_engine_load(f->engine, "noto", NOTO, &err), &err);
+    assert_ok(pf_engine_load(f->engine, "turbo", TURBO, &err), &err);
+    assert_ok(pf_engine_load(f->engine, "night", NIGHT, &err), &err);
+}
+
+static void close_engine(struct fixture *f)
+{
+    pf_engine_close(f->engine);
+    pf_checkpoint_close(f->ckpt);
+}
+
+/* A digest of all bytes that a view shows, read panel by panel through a reader. */
+static struct digest view_bytes(struct pf_checkpoint *ckpt, struct pf_view *view)
+{
+    pf_error err;
+    struct pf_reader *r;
+    struct hasher *h = hasher_new();
+    static uint8_t buf[4 << 20];
+    assert_ok(pf_reader_new(view, &r, &err), &err);
+    for (uint32_t l = 0; l < ckpt->n_layers; l++) {
+        assert_ok(pf_reader_enter(r, l, &err), &err);
+        for (uint32_t i = 0; i < ckpt->layers[l].n_tensors; i++) {
+            uint32_t i_tensor = ckpt->layers[l].i_tensor0 + i;
+            const struct shape *s = &ckpt->tensors[i_tensor].shape;
+            struct pf_panel p = {.i_tensor = i_tensor, .n_rows = shape_rows(s)};
+            size_t n = (size_t)(shape_rows(s) * shape_cols(s)) *
+                       (pf_dtype_bits(pf_view_dtype(view, i_tensor)) / 8);
+            assert_true(n <= sizeof buf);
+            assert_ok(pf_reader_read(r, &p, PF_NATIVE, buf, sizeof buf, &err), &err);
+            hasher_add(h, buf, n);
+        }
+        pf_reader_leave(r);
+    }
+    pf_reader_free(r);
+    struct digest d = hasher_digest(h);
+    hasher_free(h);
+    return d;
+}
+
+static struct digest current_bytes(struct fixture *f)
+{
+    struct pf_view *v = pf_engine_view(f->engine);
+    struct digest d = view_bytes(f->ckpt, v);
+    pf_view_release(v);
+    return d;
+}
+
+/* The same composition made from nothing: own adapters, own view, no engine. */
+static struct digest fresh_bytes(struct pf_checkpoint *ckpt, const char *path, double strength)
+{
+    pf_error err;
+    struct pf_adapter *a;
+    struct pf_composition *c;
+    struct pf_view *v;
+    assert_ok(pf_adapter_open(path, &a, &err), &err);
+    struct pf_lora lora = {.adapter = a, .strength = strength};
+    assert_ok(pf_composition_new(ckpt, &lora, 1, NULL, &c, &err), &err);
+    assert_ok(pf_view_open(ckpt, c, &v, &err), &err);
+    struct digest d = view_bytes(ckpt, v);
+    pf_view_release(v);
+    pf_composition_free(c);
+    pf_adapter_close(a);
+    return d;
+}
+
+static void set_one(struct fixture *f, const char *nickname, double strength,
+                    struct pf_change_report *report)
+{
+    pf_error err;
+    struct pf_engine_lora l = {.nickname = nickname, .strength = strength};
+    assert_ok(pf_engine_set(f->engine, &l, 1, NULL, NULL, report, &err), &err);
+}
+
+static void assert_same(struct digest a, struct digest b)
+{
+    assert_true(digest_eq(a, b));
+}
+
+static void assert_differ(struct digest a, struct digest b)
+{
+    assert_false(digest_eq(a, b));
+}
+
+/* C3, C9, C17, C21 */
+static void set_switch_and_unmerge_give_fresh_bytes(void **state)
+{
+    struct fixture f;
+    pf_error err;
+    struct pf_change_report r;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    struct digest base = current_bytes(&f);
+    set_one(&f, "noto", 1, &r);
+    assert_string_equal(r.way, "stream");
+    assert_int_equal(r.n_keys_unmatched, 0);
+    assert_true(r.fidelity.survival > 0.5);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
+    set_one(&f, "night", 0.5, &r);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NIGHT, 0.5));
+    set_one(&f, "noto", 0, &r);
+    assert_same(current_bytes(&f), base);
+    set_one(&f, "noto", 0.5, &r);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 0.5));
+    assert_differ(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    assert_string_equal(r.way, "base");
+    assert_same(current_bytes(&f), base);
+    assert_ok(pf_engine_merge(f.engine, NULL, 2, &r, &err), &err);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
+    close_engine(&f);
+}
+
+/* An overlay serves without a single merged panel, and shows the same bytes. */
+static void overlay_shows_the_same_bytes_without_merging(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_one(&f, "turbo", 1, &r);
+    struct digest streamed = current_bytes(&f);
+    struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
+    struct pf_change_opts o = {.size = sizeof o, .way = PF_WAY_OVERLAY};
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, &r, &err), &err);
+    assert_string_equal(r.note, "");
+    assert_string_equal(r.way, "overlay");
+    uint64_t n_before = merge_n_panels();
+    assert_same(current_bytes(&f), streamed);
+    assert_int_equal(merge_n_panels() - n_before, 0);
+    set_one(&f, "noto", 1, &r);
+    assert_string_equal(r.way, "stream");
+    set_one(&f, "turbo", 1, &r);
+    assert_string_equal(r.way, "overlay");
+    close_engine(&f);
+}
+
+static void resident_layers_are_rewritten_in_place(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    open_engine(state, &f,
+                (struct pf_engine_opts){
+                    .build_delay_ms = -1, .n_resident_layers = 9, .way = PF_WAY_INPLACE});
+    struct digest base = fresh_bytes(f.ckpt, NOTO, 0);
+    for (int i = 0; i < 3; i++) {
+        set_one(&f, "noto", 1, &r);
+        assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
+        assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+        uint64_t n_before = merge_n_panels();
+        struct pf_view *v = pf_engine_view(f.engine);
+        struct digest d = view_bytes(f.ckpt, v);
+        pf_view_release(v);
+        assert_int_equal(merge_n_panels() - n_before, 0);
+        assert_same(d, fresh_bytes(f.ckpt, NOTO, 1));
+        assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
+        assert_same(current_bytes(&f), base);
+        assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+        assert_same(current_bytes(&f), base);
+    }
+    close_engine(&f);
+}
+
+/* ARCHITECTURE.md, table "state x operation": every cell. */
+static void every_cell_of_the_state_table(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    struct digest base = current_bytes(&f), noto = fresh_bytes(f.ckpt, NOTO, 1);
+    /* empty */
+    assert_int_equal(pf_engine_merge(f.engine, NULL, 1, &r, &err), PF_E_STATE);
+    assert_err(&err, PF_E_STATE, "nothing is remembered");
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
+    assert_same(current_bytes(&f), base);
+    assert_int_equal(pf_engine_merge(f.engine, NULL, 1, &r, &err), PF_E_STATE);
+    set_one(&f, "noto", 1, &r);
+    /* active */
+    assert_same(current_bytes(&f), noto);
+    assert_ok(pf_engine_merge(f.engine, NULL, 0.5, &r, &err), &err);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 0.5));
+    assert_ok(pf_engine_merge(f.engine, NULL, 1, &r, &err), &err); /* replaces the factor */
+    assert_same(current_bytes(&f), noto);
+    set_one(&f, "night", 1, &r);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NIGHT, 1));
+    set_one(&f, "noto", 1, &r);
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    /* unmerged */
+    assert_same(current_bytes(&f), base);
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    assert_ok(pf_engine_merge(f.engine, NULL, 1, &r, &err), &err);
+    assert_same(current_bytes(&f), noto);
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    set_one(&f, "night", 1, &r);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NIGHT, 1));
+    assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
+    assert_same(current_bytes(&f), base);
+    assert_int_equal(pf_engine_merge(f.engine, NULL, 1, &r, &err), PF_E_STATE);
+    set_one(&f, "noto", 1, &r);
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
+    assert_int_equal(pf_engine_merge(f.engine, NULL, 1, &r, &err), PF_E_STATE);
+    close_engine(&f);
+}
+
+static void a_failed_change_leaves_everything(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_one(&f, "noto", 1, &r);
+    struct digest noto = current_bytes(&f);
+    struct pf_engine_lora bad[2] = {{.nickname = "night", .strength = 1},
+                                    {.nickname = "nobody", .strength = 1}};
+    assert_int_equal(pf_engine_set(f.engine, bad, 2, NULL, NULL, &r, &err), PF_E_NOTFOUND);
+    assert_err(&err, PF_E_NOTFOUND, "'nobody'");
+    bad[1] = (struct pf_engine_lora){.nickname = "turbo", .strength = 1e300 * 1e300};
+    assert_int_equal(pf_engine_set(f.engine, bad, 2, NULL, NULL, &r, &err), PF_E_INVALID);
+    assert_int_equal(pf_engine_set(f.engine, bad, 1, "vae", NULL, &r, &err), PF_E_NOTFOUND);
+    assert_err(&err, PF_E_NOTFOUND, "'vae'", "'transformer'");
+    assert_same(current_bytes(&f), noto);
+    assert_ok(pf_engine_merge(f.engine, NULL, 1, &r, &err), &err);
+    assert_same(current_bytes(&f), noto);
+    close_engine(&f);
+}
+
+/* C121 */
+static void an_adapter_in_use_cannot_be_unloaded(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_one(&f, "noto", 1, &r);
+    assert_int_equal(pf_engine_unload(f.engine, "noto", &err), PF_E_BUSY);
+    struct pf_view *v = pf_engine_view(f.engine);
+    assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
+    assert_int_equal(pf_engine_unload(f.engine, "noto", &err), PF_E_BUSY);
+    assert_same(view_bytes(f.ckpt, v),
+                fresh_bytes(f.ckpt, NOTO, 1)); /* the view keeps what it was made with */
+    pf_view_release(v);
+    assert_ok(pf_engine_unload(f.engine, "noto", &err), &err);
+    assert_int_equal(pf_engine_unload(f.engine, "noto", &err), PF_E_NOTFOUND);
+    close_engine(&f);
+}
+
+/* C11 */
+static void per_request_views_stand_beside_the_global_one(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    struct pf_view *mine, *global;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_one(&f, "noto", 1, &r);
+    struct pf_engine_lora l = {.nickname = "night", .strength = 1};
+    assert_ok(pf_engine_view_of(f.engine, &l, 1, NULL, &mine, &err), &err);
+    global = pf_engine_view(f.engine);
+    for (int i = 0; i < 2; i++) {
+        assert_same(view_bytes(f.ckpt, mine), fresh_bytes(f.ckpt, NIGHT, 1));
+        assert_same(view_bytes(f.ckpt, global), fresh_bytes(f.ckpt, NOTO, 1));
+    }
+    assert_string_not_equal(pf_view_digest(mine), pf_view_digest(global));
+    pf_view_release(mine);
+    pf_view_release(global);
+    close_engine(&f);
+}
+
+static void without_a_cache_it_streams_and_says_so(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    struct pf_engine_status s;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.cache_dir = "off"});
+    struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
+    struct pf_change_opts o = {.size = sizeof o, .way = PF_WAY_OVERLAY};
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, &r, &err), &err);
+    assert_string_equal(r.way, "stream");
+    assert_non_null(strstr(r.note, "the cache is off"));
+    pf_engine_status(f.engine, &s);
+    assert_string_equal(s.cache_dir, "");
+    assert_string_equal(s.cache_note, "the cache is off");
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
+    close_engine(&f);
+}
+
+/* A second engine adopts what the first one built: no merge at all. */
+static void a_second_start_adopts(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    struct pf_engine_status s;
+    pf_error err;
+    struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
+    struct pf_change_opts o = {.size = sizeof o, .way = PF_WAY_OVERLAY};
+    open_engine(state, &f, (struct pf_engine_opts){0});
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, &r, &err), &err);
+    close_engine(&f);
+    uint64_t n_before = merge_n_panels();
+    open_engine(state, &f, (struct pf_engine_opts){0});
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, NULL, NULL, &err), &err);
+    struct digest d = current_bytes(&f);
+    assert_int_equal(merge_n_panels() - n_before, 0);
+    pf_engine_status(f.engine, &s);
+    assert_int_equal(s.n_adoptions, 1);
+    assert_int_equal(s.n_builds, 0);
+    assert_same(d, fresh_bytes(f.ckpt, TURBO, 1));
+    close_engine(&f);
+}
+
+/* References that are really held: those that were given in advance and not taken yet do not count. */
+static uint32_t n_held(const struct fixture *f, const struct pf_view *v)
+{
+    uint32_t n_taken = (uint32_t)(atomic_load(&f->engine->current.word) >> 48);
+    return view_n_refs(v) - (65536 - n_taken);
+}
+
+static void current_counts_references_whoever_takes(void **state)
+{
+    struct fixture f;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    struct pf_view *v = pf_engine_view(f.engine);
+    uint32_t n = n_held(&f, v);
+    for (int i = 0; i < 200000; i++) /* more than the 16 bits of the counter hold */
+        pf_view_release(pf_engine_view(f.engine));
+    assert_int_equal(n_held(&f, v), n);
+    for (int i = 0; i < 40000; i++)
+        assert_ptr_equal(pf_engine_view(f.engine), v);
+    assert_int_equal(n_held(&f, v), n + 40000);
+    view_unref_n(v, 40000);
+    assert_int_equal(n_held(&f, v), n);
+    pf_view_release(v);
+    close_engine(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        in_dir(set_switch_and_unmerge_give_fresh_bytes),
+        in_dir(overlay_shows_the_same_bytes_without_merging),
+        in_dir(resident_layers_are_rewritten_in_place),
+        in_dir(every_cell_of_the_state_table),
+        in_dir(a_failed_change_leaves_everything),
+        in_dir(an_adapter_in_use_cannot_be_unloaded),
+        in_dir(per_request_views_stand_beside_the_global_one),
+        in_dir(without_a_cache_it_streams_and_says_so),
+        in_dir(a_second_start_adopts),
+        in_dir(current_counts_references_whoever_takes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
