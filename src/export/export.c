@@ -76,8 +76,8 @@ static int merge(struct pf_checkpoint *ckpt, struct pf_composition *comp, const 
         report->is_resumed = report->is_complete = true;
         rc = PF_OK;
     }
-    plan_release(&plan);
-    stage_release(&s);
+    export_plan_release(&plan);
+    export_stage_release(&s);
     return rc;
 }
 

@@ -26,7 +26,7 @@ struct out_file {
     char *path_in; /* its origin */
     char *path_out;
     const struct st_file *st; /* weights; NULL: copied as it is */
-    struct strbuf text;       /* a new header, or the whole file where it is rewritten; else empty */
+    struct strbuf text; /* a new header, or the whole file where it is rewritten; else empty */
     uint64_t n_bytes;
     int fd_out; /* of weights while work goes on; -1: opened when needed */
 };
@@ -50,7 +50,7 @@ struct export_plan {
     struct pf_checkpoint *ckpt;
     const struct pf_composition *comp; /* NULL: nothing changes */
     bool is_file;                      /* the output is one file, else a directory */
-    char *root;                        /* the directory that rel is relative to; NULL when is_file */
+    char *root; /* the directory that rel is relative to; NULL when is_file */
     struct out_file *files;
     size_t n_files, cap_files;
     struct item *items;
@@ -63,7 +63,7 @@ struct export_plan {
 
 int plan_build(struct pf_checkpoint *ckpt, const struct pf_composition *comp, uint32_t i_part,
                uint32_t n_parts, struct export_plan *out, pf_error *err);
-void plan_release(struct export_plan *plan);
+void export_plan_release(struct export_plan *plan);
 /* Takes over text. For plan_build and plan_walk. */
 int plan_add_file(struct export_plan *plan, const char *rel, const char *path_in,
                   const struct st_file *st, struct strbuf *text, pf_error *err);
@@ -102,8 +102,8 @@ bool journal_is_complete(const char *path, const struct export_plan *plan, uint3
 /* OUT.partial/ and the locks in it. One process. */
 struct stage {
     const struct export_plan *plan;
-    char *out, *out_dir;                    /* the final name, without trailing slashes, and its directory */
-    char *dir;                              /* OUT.partial */
+    char *out, *out_dir; /* the final name, without trailing slashes, and its directory */
+    char *dir;           /* OUT.partial */
     char *payload, *old, *plan_file, *lock; /* in it */
     struct file_lock part_lock, shared_lock;
     bool is_force;
@@ -113,7 +113,7 @@ struct stage {
 typedef bool (*stage_wait_fn)(void *ctx);
 
 int stage_init(struct stage *s, const char *out_path, bool is_force, pf_error *err);
-void stage_release(struct stage *s); /* locks too */
+void export_stage_release(struct stage *s); /* locks too */
 /* Refuses an output that exists (unless forced and of our kind), that is the base, or that holds an adapter in use. */
 int stage_check_output(const struct stage *s, const struct pf_checkpoint *ckpt,
                        const struct pf_composition *comp, bool is_file, pf_error *err);
@@ -126,7 +126,9 @@ int stage_publish(struct stage *s, stage_wait_fn wait, void *wait_ctx, bool *out
                   pf_error *err);
 /* OUT exists: is it because a killed run of this very merge got as far as the rename? Then only tidying is left. */
 bool stage_was_published(struct stage *s, struct export_plan *plan);
-void stage_tidy(struct stage *s);    /* removes OUT.partial: after the publish, or when nothing in it is worth keeping */
+void stage_tidy(
+    struct stage
+        *s); /* removes OUT.partial: after the publish, or when nothing in it is worth keeping */
 void stage_distrust(struct stage *s); /* the base changed: the next run must start over */
 
 /* ------------------------------------------------------------------------------------------------------ work */

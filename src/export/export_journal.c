@@ -97,8 +97,7 @@ int journal_append(struct journal *j, const _Atomic uint8_t *states, size_t i0, 
     size_t n = 0;
     for (size_t i = i0; i < i1;) {
         size_t end = i;
-        while (end < i1 &&
-               atomic_load_explicit(&states[end], memory_order_relaxed) == ITEM_SYNCING)
+        while (end < i1 && atomic_load_explicit(&states[end], memory_order_relaxed) == ITEM_SYNCING)
             end++;
         if (end > i)
             batch[n++] = (struct record){i, end - i, check_of(j->identity, j->i_part, i, end - i)};

@@ -347,8 +347,8 @@ static int set_root(struct export_plan *plan, pf_error *err)
     plan->is_file = !strcmp(ckpt->layout, "file");
     if (plan->is_file)
         return PF_OK;
-    plan->root = file_kind(ckpt->path) == FILE_DIRECTORY ? mem_strdup(ckpt->path)
-                                                         : path_dir(ckpt->path);
+    plan->root =
+        file_kind(ckpt->path) == FILE_DIRECTORY ? mem_strdup(ckpt->path) : path_dir(ckpt->path);
     return plan->root ? PF_OK : err_nomem(err, 0, "a path");
 }
 
@@ -376,8 +376,7 @@ static int build(struct export_plan *plan, pf_error *err)
     for (size_t i = 0; i < plan->n_files; i++)
         plan->n_bytes += plan->files[i].n_bytes;
     if (!rc && plan->n_bytes > UINT64_MAX / EXPORT_PARTS_MAX)
-        rc = err_set(err, PF_E_RANGE, "an output of %llu bytes",
-                     (unsigned long long)plan->n_bytes);
+        rc = err_set(err, PF_E_RANGE, "an output of %llu bytes", (unsigned long long)plan->n_bytes);
     return rc ? rc : identify(plan, err);
 }
 
@@ -387,7 +386,7 @@ int plan_build(struct pf_checkpoint *ckpt, const struct pf_composition *comp, ui
     struct export_plan plan = {.ckpt = ckpt, .comp = comp, .i_part = i_part, .n_parts = n_parts};
     const int rc = build(&plan, err);
     if (rc) {
-        plan_release(&plan);
+        export_plan_release(&plan);
         return rc;
     }
     plan_part(&plan, i_part, &plan.i_item0, &plan.i_item1);
@@ -395,7 +394,7 @@ int plan_build(struct pf_checkpoint *ckpt, const struct pf_composition *comp, ui
     return PF_OK;
 }
 
-void plan_release(struct export_plan *plan)
+void export_plan_release(struct export_plan *plan)
 {
     if (!plan)
         return;

@@ -52,11 +52,11 @@ int stage_init(struct stage *s, const char *out_path, bool is_force, pf_error *e
     *s = t;
     if (t.out && t.out_dir && t.payload && t.old && t.plan_file && t.lock)
         return PF_OK;
-    stage_release(s);
+    export_stage_release(s);
     return err_nomem(err, n, "paths of the output");
 }
 
-void stage_release(struct stage *s)
+void export_stage_release(struct stage *s)
 {
     if (!s)
         return;
@@ -227,9 +227,8 @@ static int check_space(const struct stage *s, pf_error *err)
 {
     const uint64_t n_free = file_free_bytes(s->dir), n_bytes = s->plan->n_bytes;
     if (n_free && n_bytes > n_free)
-        return err_set(err, PF_E_NOSPACE,
-                       "output '%s' takes %llu bytes, and %llu are free in '%s'", s->out,
-                       (unsigned long long)n_bytes, (unsigned long long)n_free, s->out_dir);
+        return err_set(err, PF_E_NOSPACE, "output '%s' takes %llu bytes, and %llu are free in '%s'",
+                       s->out, (unsigned long long)n_bytes, (unsigned long long)n_free, s->out_dir);
     return PF_OK;
 }
 
@@ -341,8 +340,8 @@ static int make_dir(const struct stage *s, pf_error *err)
     if (rc == PF_E_NOTFOUND)
         return PF_OK; /* just removed by whoever published: the locks will tell */
     if (rc || n)
-        return err_set(err, PF_E_EXISTS, "'%s' exists and is no partial output: remove or rename it",
-                       s->dir);
+        return err_set(err, PF_E_EXISTS,
+                       "'%s' exists and is no partial output: remove or rename it", s->dir);
     return PF_OK;
 }
 

@@ -70,8 +70,8 @@ static bool is_ancestor(const struct level *at, const char *path)
 static int walk(struct export_plan *plan, const struct level *at, unsigned depth, size_t n_planned,
                 pf_error *err);
 
-static int visit(struct export_plan *plan, const struct level *at, const char *name, bool has_weights,
-                 unsigned depth, size_t n_planned, pf_error *err)
+static int visit(struct export_plan *plan, const struct level *at, const char *name,
+                 bool has_weights, unsigned depth, size_t n_planned, pf_error *err)
 {
     int rc = PF_OK;
     if (name[0] == '.' || str_ends(str_of(name), ".partial"))

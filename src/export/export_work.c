@@ -17,12 +17,12 @@
 #include "base/mem.h"
 #include "export/export_pages.h"
 
-#define N_WORKERS_DEFAULT  8 /* more than feed a disk; their memory counts */
-#define PANELS_BYTES       ((size_t)16 << 20)
-#define PANEL_BYTES_MIN    ((size_t)256 << 10)
-#define COMMIT_BYTES_MIN   ((uint64_t)1 << 20)
-#define COMMIT_BYTES_MAX   ((uint64_t)256 << 20)
-#define N_BEHIND           6 /* items of a worker that may still be on their way to the disk */
+#define N_WORKERS_DEFAULT 8 /* more than feed a disk; their memory counts */
+#define PANELS_BYTES      ((size_t)16 << 20)
+#define PANEL_BYTES_MIN   ((size_t)256 << 10)
+#define COMMIT_BYTES_MIN  ((uint64_t)1 << 20)
+#define COMMIT_BYTES_MAX  ((uint64_t)256 << 20)
+#define N_BEHIND          6 /* items of a worker that may still be on their way to the disk */
 
 struct behind {
     int fd;
@@ -48,7 +48,7 @@ struct run {
     _Atomic uint8_t *states; /* enum item_state, of all items */
     _Atomic bool is_stopping;
     _Atomic uint64_t n_done, n_written, n_uncommitted;
-    uint64_t n_commit; /* bytes between commits */
+    uint64_t n_commit;  /* bytes between commits */
     pthread_mutex_t mu; /* guards rc and err */
     int rc;
     pf_error err;
