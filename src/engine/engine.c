@@ -256,6 +256,7 @@ static void forget_unused(struct pf_engine *e, const struct pf_adapter *a)
                 break;
             }
     }
+    (void)engine_has_stale_readers(e); /* for its sweep: views that their readers have released */
 }
 
 int pf_engine_unload(struct pf_engine *e, const char *nickname, pf_error *err)

@@ -113,9 +113,8 @@ struct pf_engine {
     struct target_state *targets; /* per component */
     int32_t merge_dtype;
     struct served *recent[N_RECENT];
-    struct served *global; /* one of recent */
-    struct served
-        *lingering; /* left `recent` while a reader held a placement that names residents */
+    struct served *global;    /* one of recent */
+    struct served *lingering; /* left `recent`; freed when nobody else holds them */
     uint64_t i_clock;
     struct resident *residents;
     uint32_t n_residents;
@@ -137,7 +136,8 @@ void engine_place(struct pf_engine *e,
                   struct served *s); /* publishes the best placement that s can have now */
 void engine_served_free(struct served *s);
 bool engine_has_stale_readers(
-    struct pf_engine *e); /* does any reader hold a placement that was replaced? */
+    struct pf_engine
+        *e); /* does any reader hold a placement that was replaced? Frees what none does */
 bool engine_try_adopt(struct pf_engine *e, struct served *s);
 int engine_build(struct pf_engine *e, struct served *s, struct pool *pool,
                  pf_error *err); /* releases mu while merging */

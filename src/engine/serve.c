@@ -183,12 +183,13 @@ static struct served *find_recent(struct pf_engine *e, struct digest digest)
     return NULL;
 }
 
-/* Lets go of lingering compositions that no reader is inside of any more. */
+/* Frees what left the recent list once nobody else holds it. Nobody can take it any more, so one reference stays one; and readers never
+ * find themselves taking a view apart, with all the locks that this needs. */
 static void sweep_lingering(struct pf_engine *e)
 {
     for (struct served **at = &e->lingering; *at;) {
         struct served *s = *at;
-        if (view_has_stale_readers(s->view)) {
+        if (view_has_stale_readers(s->view) || view_n_refs(s->view) > 1) {
             at = &s->next_lingering;
         } else {
             *at = s->next_lingering;
@@ -199,15 +200,18 @@ static void sweep_lingering(struct pf_engine *e)
 
 bool engine_has_stale_readers(struct pf_engine *e)
 {
+    bool is_stale = false;
     sweep_lingering(e);
     for (size_t i = 0; i < N_RECENT; i++)
         if (e->recent[i] && view_has_stale_readers(e->recent[i]->view))
-            return true;
-    return e->lingering != NULL;
+            is_stale = true;
+    for (struct served *s = e->lingering; s; s = s->next_lingering)
+        if (view_has_stale_readers(s->view))
+            is_stale = true;
+    return is_stale;
 }
 
-/* A view that leaves the list may live on with its readers: it must not name residents, which nobody would take from it later, and a
- * reader that is inside of a placement that does is waited for in the lingering list. */
+/* What leaves the list may live on with its readers, but names no residents any more: nobody would take them from it later. */
 static void forget(struct pf_engine *e, size_t i)
 {
     struct served *s = e->recent[i];
@@ -215,12 +219,9 @@ static void forget(struct pf_engine *e, size_t i)
     if (e->n_residents) {
         s->way = s->overlay ? PF_WAY_OVERLAY : PF_WAY_STREAM;
         engine_place(e, s);
-        s->next_lingering = e->lingering;
-        e->lingering = s;
-        sweep_lingering(e);
-    } else {
-        engine_served_free(s);
     }
+    s->next_lingering = e->lingering;
+    e->lingering = s;
 }
 
 static void keep(struct pf_engine *e, struct served *s)
@@ -254,6 +255,8 @@ int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, 
     if (!s->overlay)
         (void)engine_try_adopt(e, s);
     engine_place(e, s);
+    (void)engine_has_stale_readers(
+        e); /* for its sweep: placements and views that readers have left */
     *out = s;
     return PF_OK;
 }

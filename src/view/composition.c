@@ -83,6 +83,7 @@ static int comp_digest(struct pf_composition *comp, pf_error *err)
     int rc = ckpt_content_id(comp->ckpt, &base, err);
     if (rc)
         return rc;
+    comp->base_id = base;
     struct hasher *h = hasher_new();
     if (!h)
         return err_nomem(err, 0, "a digest");

@@ -23,6 +23,7 @@ struct comp_entry {
 struct pf_composition {
     _Atomic uint32_t n_refs;
     struct pf_checkpoint *ckpt;
+    struct digest base_id;      /* the content id of ckpt that entered the digest */
     struct comp_entry *entries; /* canonical order */
     size_t n_entries;
     int32_t merge_dtype; /* PF_MERGE_* */

@@ -15,27 +15,33 @@
 
 #define PANEL_BYTES_MAX ((size_t)4 << 20)
 
+/* A reader's announcement of the placement that it is inside of. Slots are pushed once, reused, and freed with the view, so that
+ * readers come and go without a lock. */
+struct slot {
+    _Atomic(struct placement *) placement;
+    _Atomic bool is_taken;
+    struct slot *next; /* immutable once pushed */
+};
+
 struct pf_view {
     _Atomic uint32_t n_refs;
     struct pf_checkpoint *ckpt;
     struct pf_composition *comp;
-    struct stream_policy *policy;        /* borrowed; NULL: nothing is dropped */
+    struct stream_policy *policy;        /* a reference; NULL: nothing is dropped */
     _Atomic(struct placement *) current; /* NULL: base and stream everywhere */
-    pthread_mutex_t mu; /* guards readers and retired; never taken while panels are read */
-    struct pf_reader *readers;
+    _Atomic(struct slot *) slots;
+    pthread_mutex_t mu; /* guards retired; between publishers, never taken by a reader */
     struct placement **retired;
     size_t n_retired, cap_retired;
 };
 
-/* Owned by one thread, except for the slot, which publishers look at. */
+/* Owned by one thread, except for what its slot says, which publishers look at. */
 struct pf_reader {
     struct pf_view *view;
     struct merge_scratch *scratch;
-    _Atomic(struct placement *) hazard;
-    struct placement *held; /* what hazard protects */
+    struct slot *slot;
+    struct placement *held; /* what the slot protects */
     bool is_in_layer;
-    uint32_t i_layer;
-    struct pf_reader *next;
 };
 
 /* -------------------------------------------------------------------------------------- placements */
@@ -66,8 +72,8 @@ static void placement_free(struct placement *p)
 
 static bool is_held(const struct pf_view *v, const struct placement *p)
 {
-    for (const struct pf_reader *r = v->readers; r; r = r->next)
-        if (atomic_load(&r->hazard) == p)
+    for (const struct slot *s = atomic_load(&v->slots); s; s = s->next)
+        if (atomic_load(&s->placement) == p)
             return true;
     return false;
 }
@@ -159,6 +165,10 @@ void view_unref_n(struct pf_view *v, uint32_t n)
     sweep(v);
     placement_free(atomic_load(&v->current));
     policy_unref(v->policy);
+    for (struct slot *slot = atomic_load(&v->slots), *next; slot; slot = next) {
+        next = slot->next;
+        mem_free(slot);
+    }
     mem_free(v->retired);
     pthread_mutex_destroy(&v->mu);
     pf_composition_free(v->comp);
@@ -234,18 +244,33 @@ int64_t view_panel_rows(const struct pf_view *v, uint32_t i_tensor, size_t n_byt
 
 /* ----------------------------------------------------------------------------------------- readers */
 
+/* A free slot, or a new one; NULL: out of memory. */
+static struct slot *take_slot(struct pf_view *v)
+{
+    for (struct slot *s = atomic_load(&v->slots); s; s = s->next) {
+        bool is_taken = false;
+        if (atomic_compare_exchange_strong(&s->is_taken, &is_taken, true))
+            return s;
+    }
+    struct slot *s = mem_calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    atomic_init(&s->is_taken, true);
+    s->next = atomic_load(&v->slots);
+    while (!atomic_compare_exchange_weak(&v->slots, &s->next, s))
+        continue;
+    return s;
+}
+
 int reader_new_placing(struct pf_view *view, struct pf_reader **out_reader, pf_error *err)
 {
     struct pf_reader *r = mem_calloc(1, sizeof *r);
-    if (!r)
+    if (!r || !(r->slot = take_slot(view))) {
+        mem_free(r);
         return err_nomem(err, sizeof *r, "a reader");
+    }
     view_ref(view);
     r->view = view;
-    atomic_init(&r->hazard, NULL);
-    pthread_mutex_lock(&view->mu);
-    r->next = view->readers;
-    view->readers = r;
-    pthread_mutex_unlock(&view->mu);
     *out_reader = r;
     return PF_OK;
 }
@@ -269,13 +294,7 @@ void pf_reader_free(struct pf_reader *reader)
         return;
     struct pf_view *v = reader->view;
     pf_reader_leave(reader);
-    pthread_mutex_lock(&v->mu);
-    struct pf_reader **at = &v->readers;
-    while (*at != reader)
-        at = &(*at)->next;
-    *at = reader->next;
-    sweep(v);
-    pthread_mutex_unlock(&v->mu);
+    atomic_store(&reader->slot->is_taken, false);
     merge_scratch_free(reader->scratch);
     mem_free(reader);
     pf_view_release(v);
@@ -287,7 +306,7 @@ static void hold(struct pf_reader *r)
     struct placement *p;
     do {
         p = atomic_load(&r->view->current);
-        atomic_store(&r->hazard, p);
+        atomic_store(&r->slot->placement, p);
     } while (atomic_load(&r->view->current) != p);
     r->held = p;
 }
@@ -295,7 +314,7 @@ static void hold(struct pf_reader *r)
 static void let_go(struct pf_reader *r)
 {
     /* release: reads through the placement happen before a publisher may free it. */
-    atomic_store_explicit(&r->hazard, NULL, memory_order_release);
+    atomic_store_explicit(&r->slot->placement, NULL, memory_order_release);
     r->held = NULL;
 }
 
@@ -305,7 +324,6 @@ int pf_reader_enter(struct pf_reader *reader, uint32_t i_layer, pf_error *err)
         return err_set(err, PF_E_RANGE, "layer %u of a checkpoint of %u layers", i_layer,
                        reader->view->ckpt->n_layers);
     hold(reader);
-    reader->i_layer = i_layer;
     reader->is_in_layer = true;
     return PF_OK;
 }

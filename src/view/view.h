@@ -3,9 +3,9 @@
  * bytes are. At a layer border a reader picks up the newest placement of the same composition (stream -> overlay, resident): the
  * bytes that it reads never change, only where they come from.
  *
- * Thread rule: a placement is immutable once published. Readers take one by a hazard slot of their own (two atomic operations, no lock);
- * view_publish may be called from one thread at a time and never waits for a reader. What no reader holds any more is freed by the next
- * publish, by pf_reader_free, or with the view.
+ * Thread rule: a placement is immutable once published. Readers take one by a slot of their own (two atomic operations, no lock);
+ * publishers never wait for a reader. What no reader holds any more is freed by the next publish or view_has_stale_readers, on the
+ * thread that calls it: never by a reader.
  */
 #ifndef PF_VIEW_VIEW_H
 #define PF_VIEW_VIEW_H
