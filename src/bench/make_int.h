@@ -65,7 +65,7 @@ struct plan_meta {
     const char *key, *value;
 };
 
-/* Lays the plan out, reserves the file, fills it panel by panel, publishes it as `path`. */
+/* Lays the plan out, checks that there is room, fills the file panel by panel, publishes it as `path`. */
 int fill_file(const char *path, const struct plan *p, const struct fill_opts *opts,
               uint64_t *out_n_bytes, pf_error *err);
 

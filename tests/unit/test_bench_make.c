@@ -474,7 +474,7 @@ static void a_full_disk_leaves_nothing_behind(void **state)
 
     assert_int_equal(file_list(dir, &names, &n_before, NULL), PF_OK);
     file_list_free(names, n_before);
-    assert_true(file_fault_set("enospc@3"));
+    assert_true(file_fault_set("enospc@2"));
     expect_refusal(
         (struct bench_make_opts){
             .shape = "h3", .scale = 0.02, .width_divisor = 64, .out = out, .n_threads = 1},
