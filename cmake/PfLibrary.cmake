@@ -8,7 +8,7 @@ foreach(module IN LISTS library_modules)
     list(APPEND library_objects $<TARGET_OBJECTS:mod_${module}>)
   endif()
 endforeach()
-if(PF_FUZZ OR NOT TARGET mod_cli OR NOT TARGET mod_export OR NOT TARGET mod_model)
+if(PF_FUZZ OR NOT TARGET mod_cli)
   return()
 endif()
 set(library_links Threads::Threads PkgConfig::JANSSON PkgConfig::XXHASH PkgConfig::PNG pf_openblas m)
@@ -24,7 +24,7 @@ set_target_properties(pageflip_shared PROPERTIES OUTPUT_NAME pageflip VERSION ${
 set(one_object "${PROJECT_BINARY_DIR}/pageflip_one.o")
 add_custom_command(OUTPUT ${one_object}
   COMMAND ${CMAKE_LINKER} -r -o ${one_object} "$<JOIN:${library_objects},;>"
-  COMMAND ${CMAKE_OBJCOPY} --localize-hidden ${one_object}
+  COMMAND ${CMAKE_OBJCOPY} --wildcard "--keep-global-symbol=pf_*" ${one_object}
   DEPENDS ${library_objects} COMMAND_EXPAND_LISTS VERBATIM)
 add_library(pageflip_static STATIC ${one_object})
 set_source_files_properties(${one_object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)

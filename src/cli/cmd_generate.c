@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "cli/command.h"
 #include "cli/progress.h"
@@ -70,7 +71,7 @@ struct job {
     uint32_t *classes;
     uint32_t n;
     uint8_t *rgb; /* (n, height, width, 3) */
-    char output[512];
+    char output[4096];
     struct pf_generate_report report;
 };
 
@@ -125,6 +126,21 @@ static void choose_output(struct job *job)
                        (unsigned long long)job->args->seed.v);
 }
 
+/* Said before the work, not after it. */
+static int check_output(const struct job *job, pf_error *err)
+{
+    char *dir = path_dir(job->output);
+    int rc = dir ? PF_OK : err_nomem(err, sizeof(job->output), "a path");
+
+    if (!rc && file_kind(dir) != FILE_DIRECTORY)
+        rc = err_set(err, PF_E_NOTFOUND, "cannot write '%s': there is no directory '%s'",
+                     job->output, dir);
+    if (!rc && file_kind(job->output) == FILE_DIRECTORY)
+        rc = err_set(err, PF_E_INVALID, "cannot write '%s': it is a directory", job->output);
+    mem_free(dir);
+    return rc;
+}
+
 static int prepare(struct job *job, bool *out_is_usage, pf_error *err)
 {
     const struct generate_args *args = job->args;
@@ -147,6 +163,8 @@ static int prepare(struct job *job, bool *out_is_usage, pf_error *err)
     if ((rc = choose_classes(job, err)))
         return rc;
     choose_output(job);
+    if ((rc = check_output(job, err)))
+        return rc;
     if (!mul_size((size_t)job->info.width * job->info.height, 3, &n_bytes) ||
         !mul_size(n_bytes, job->n, &n_bytes))
         return err_set(err, PF_E_RANGE, "%u pictures of %u x %u are too many", job->n,

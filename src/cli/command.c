@@ -6,11 +6,8 @@
 #include <string.h>
 
 static const struct command *const commands[] = {
-    &cmd_inspect,    &cmd_plan,        &cmd_merge,      &cmd_generate,
-#ifdef PF_CLI_BENCH
-    &cmd_bench_make, &cmd_bench_merge, &cmd_bench_read,
-#endif
-    &cmd_help,       &cmd_completion,
+    &cmd_inspect,     &cmd_plan,       &cmd_merge, &cmd_generate,   &cmd_bench_make,
+    &cmd_bench_merge, &cmd_bench_read, &cmd_help,  &cmd_completion,
 };
 
 const struct command *command_at(size_t i)

@@ -10,9 +10,7 @@
 
 extern const struct command cmd_inspect, cmd_plan, cmd_merge, cmd_generate;
 extern const struct command cmd_help, cmd_completion;
-#ifdef PF_CLI_BENCH
 extern const struct command cmd_bench_make, cmd_bench_merge, cmd_bench_read;
-#endif
 
 /* The i-th command, or NULL past the end. */
 const struct command *command_at(size_t i);

@@ -33,6 +33,7 @@ static void print_text(const char *text, unsigned at, unsigned n_indent)
         if (!is_first && at + 1 + n > width) {
             (void)putchar('\n');
             at = 0;
+            is_first = true;
         }
         if (at < n_indent) {
             (void)printf("%*s", (int)(n_indent - at), "");

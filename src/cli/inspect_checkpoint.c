@@ -29,10 +29,20 @@ static void add_odd(struct json *odd, const char *fmt, ...)
     json_add(odd, json_new_string(str_of(text)));
 }
 
+/* " and 7 more", or nothing, for a finding of which the first example was named. */
+static const char *and_more(uint32_t n, char text[32])
+{
+    text[0] = 0;
+    if (n > 1)
+        (void)snprintf(text, 32, " and %u more", n - 1);
+    return text;
+}
+
 static void find_odd_tensors(const struct pf_checkpoint *ckpt, uint32_t n, struct json *odd)
 {
     struct pf_tensor_info t, first_other = {0}, first_empty = {0}, first_unaligned = {0};
     uint32_t n_other = 0, n_empty = 0, n_unaligned = 0;
+    char more[32];
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t n_item;
@@ -43,21 +53,18 @@ static void find_odd_tensors(const struct pf_checkpoint *ckpt, uint32_t n, struc
             first_other = t;
         if (!t.n_bytes && !n_empty++)
             first_empty = t;
-        if (n_item > 1 && t.off_bytes % n_item && !n_unaligned++)
+        if (t.n_bytes && n_item > 1 && t.off_bytes % n_item && !n_unaligned++)
             first_unaligned = t;
     }
     if (n_other)
-        add_odd(
-            odd,
-            "%u tensors are no ordinary float, '%s' (%s) the first: adapters cannot change them",
-            n_other, first_other.name, pf_dtype_name(first_other.dtype));
+        add_odd(odd, "not an ordinary float, so no adapter can change it: '%s' (%s)%s",
+                first_other.name, pf_dtype_name(first_other.dtype), and_more(n_other, more));
     if (n_empty)
-        add_odd(odd, "%u tensors are empty, '%s' the first", n_empty, first_empty.name);
+        add_odd(odd, "empty: '%s'%s", first_empty.name, and_more(n_empty, more));
     if (n_unaligned)
-        add_odd(
-            odd,
-            "%u tensors do not begin at a multiple of their item size, '%s' at byte %llu the first",
-            n_unaligned, first_unaligned.name, (unsigned long long)first_unaligned.off_bytes);
+        add_odd(odd, "not at a multiple of its item size: '%s' at byte %llu%s",
+                first_unaligned.name, (unsigned long long)first_unaligned.off_bytes,
+                and_more(n_unaligned, more));
 }
 
 /* The part of a layer's name before its number: "blocks." of "blocks.7". */
@@ -94,10 +101,10 @@ static void find_odd_layers(const struct pf_checkpoint *ckpt, uint32_t n, struct
             add_odd(odd, "layer '%s' is followed by '%s': numbers are missing", prev.name,
                     layer.name);
         if (prev.n_tensors != layer.n_tensors)
-            add_odd(odd, "layer '%s' has %u tensors, '%s' has %u", prev.name, prev.n_tensors,
-                    layer.name, layer.n_tensors);
+            add_odd(odd, "layer '%s' has %u tensors and layer '%s' has %u", prev.name,
+                    prev.n_tensors, layer.name, layer.n_tensors);
         else if (prev.n_bytes != layer.n_bytes)
-            add_odd(odd, "layer '%s' has %llu bytes, '%s' has %llu", prev.name,
+            add_odd(odd, "layer '%s' has %llu bytes and layer '%s' has %llu", prev.name,
                     (unsigned long long)prev.n_bytes, layer.name,
                     (unsigned long long)layer.n_bytes);
     }

@@ -35,7 +35,7 @@ static void rate_text(const struct progress *p, uint64_t done, uint64_t total, u
     int n = 0;
 
     text[0] = 0;
-    if (seconds < 0.2 || moved <= 0)
+    if (seconds < 0.02 || moved <= 0)
         return;
     if (p->is_bytes)
         n = snprintf(text, n_text, "  %s/s", out_bytes(rate, size));

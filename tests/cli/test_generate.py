@@ -1,16 +1,16 @@
 """generate: PNGs, JSON fields, and what a picture does and does not depend on. One or two steps: quick, not pretty."""
 import os
+import shutil
 import struct
 import unittest
 
-from cli import MODEL, Case
+from cli import MODEL, Case, read
 
 QUICK = ["--steps", "1", "--guidance-scale", "1"]
 
 
 def png_size(path):
-    with open(path, "rb") as file:
-        head = file.read(24)
+    head = read(path)[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n", head
     return struct.unpack(">II", head[16:24])
 
@@ -20,8 +20,7 @@ class Generate(Case):
         path = self.path(name)
         doc = self.ok("generate", *QUICK, "-o", path, "--json", *args)
         self.assertEqual(doc["output"], path)
-        with open(path, "rb") as file:
-            return file.read(), doc
+        return read(path), doc
 
     def test_fields(self):
         _, doc = self.draw("x.png", "--prompt", "a cat, please", "--seed", "7")
@@ -53,8 +52,7 @@ class Generate(Case):
         pictures.add(self.draw("c.png", "--class", "24")[0])
         for i, args in enumerate((["--steps", "2", "--guidance-scale", "1"], ["--steps", "1", "--guidance-scale", "3"])):
             self.ok("generate", "--class", "25", *args, "-o", self.path(f"d{i}.png"))
-            with open(self.path(f"d{i}.png"), "rb") as file:
-                pictures.add(file.read())
+            pictures.add(read(self.path(f"d{i}.png")))
         self.assertEqual(len(pictures), 7)
 
     def test_the_picture_does_not_depend_on_threads_batch_or_a_zero_adapter(self):
@@ -87,9 +85,10 @@ class Generate(Case):
                          "notfound")
         self.assertEqual(self.fails(1, "zebrafish", "generate", "--prompt", "zebrafish", *out)["code"], "notfound")
         self.fails(1, self.path("no", "x.png"), "generate", *QUICK, "--class", "1", "-o", self.path("no", "x.png"))
-        weights = os.path.join(MODEL, "transformer", "diffusion_pytorch_model.safetensors")
-        self.fails(1, "config", "generate", "--model", weights, "--class", "1", *out)
         self.assertEqual(os.listdir(self.dir), [])
+        shutil.copy(os.path.join(MODEL, "transformer", "diffusion_pytorch_model.safetensors"), self.path("alone.safetensors"))
+        self.fails(1, "config", "generate", "--model", self.path("alone.safetensors"), "--class", "1", *out)
+        self.assertEqual(os.listdir(self.dir), ["alone.safetensors"])
 
 
 if __name__ == "__main__":

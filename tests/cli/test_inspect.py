@@ -57,16 +57,16 @@ class Checkpoint(Case):
 
     def test_odd(self):
         path = write_safetensors(self.path("m.safetensors"), {
-            "blocks.0.w": ("F32", [2, 2], f32([1] * 4)), "blocks.1.w": ("F32", [2, 2], f32([1] * 4)),
-            "blocks.3.w": ("F32", [2, 2], f32([1] * 4)), "blocks.4.w": ("F32", [1, 2], f32([1] * 2)),
-            "blocks.4.b": ("F32", [2], f32([1] * 2)), "codes": ("U8", [3], b"abc"), "nothing": ("F32", [0], b""),
-            "late": ("F32", [1], f32([1]))})
+            "blocks.0.attn.w": ("F32", [2, 2], f32([1] * 4)), "blocks.1.attn.w": ("F32", [2, 2], f32([1] * 4)),
+            "blocks.3.attn.w": ("F32", [2, 2], f32([1] * 4)), "blocks.4.attn.w": ("F32", [1, 2], f32([1] * 2)),
+            "blocks.4.attn.b": ("F32", [2], f32([1] * 2)), "codes": ("U8", [3], b"abc"),
+            "codes2": ("U8", [2], b"de"), "nothing": ("F32", [0], b""), "late": ("F32", [1], f32([1])), "z": ("U8", [1], b"d")})
         odd = "\n".join(self.ok("inspect", path, "--json")["odd"])
-        self.assertIn("'codes' (U8)", odd)
-        self.assertIn("empty, 'nothing'", odd)
+        self.assertIn("'codes' (U8) and 2 more", odd)
+        self.assertIn("empty: 'nothing'", odd)
         self.assertIn("layer 'blocks.1' is followed by 'blocks.3'", odd)
-        self.assertIn("layer 'blocks.3' has 1 tensors, 'blocks.4' has 2", odd)
-        self.assertIn("'late'", odd)
+        self.assertIn("layer 'blocks.3' has 1 tensors and layer 'blocks.4' has 2", odd)
+        self.assertIn("item size: 'late'", odd)
         self.assertIn("layer 'blocks.1' is followed by 'blocks.3'", self.ok("inspect", path).out)
 
     def test_errors(self):

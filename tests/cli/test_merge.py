@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from cli import MODEL, PAGEFLIP, SOURCE, WEIGHTS, Case, lora, pageflip, read_safetensors, write_safetensors
+from cli import MODEL, PAGEFLIP, SOURCE, WEIGHTS, Case, lora, pageflip, read, read_safetensors, write_safetensors
 
 BLOCK = "transformer.transformer_blocks.0.attn1.to_q"
 
@@ -18,8 +18,7 @@ def files(top):
     for root, _, names in os.walk(top):
         for name in names:
             path = os.path.join(root, name)
-            with open(path, "rb") as file:
-                found[os.path.relpath(path, top)] = file.read()
+            found[os.path.relpath(path, top)] = read(path)
     return found
 
 
@@ -53,7 +52,7 @@ class Merge(Case):
             outs.append(self.path(f"{i}.safetensors"))
             self.ok("merge", "--model", os.path.join(MODEL, WEIGHTS), "--lora", "noto", "--lora", "turbo:-0.5", "-o", outs[i],
                     "--threads", threads)
-        data = [open(out, "rb").read() for out in outs]
+        data = [read(out) for out in outs]
         self.assertEqual(data[0], data[1])
         self.assertEqual(data[0], data[2])
 
@@ -67,7 +66,7 @@ class Merge(Case):
         doc = self.ok("merge", "--lora", "noto", "--merge-dtype", "f32", "-o", self.path("out"), "--json")
         header = read_safetensors(self.path("out", WEIGHTS))[0]
         self.assertEqual(sum(t["dtype"] == "F32" for t in header.values()), doc["tensors_changed"])
-        self.assertEqual(doc["survival"], 1)
+        self.assertAlmostEqual(doc["survival"], 1, places=6)
 
     def test_an_existing_output_needs_force(self):
         out = self.path("out.safetensors")
@@ -86,11 +85,11 @@ class Merge(Case):
         shutil.copy(os.path.join(MODEL, WEIGHTS), model)
         os.symlink("m.safetensors", link)
         os.link(model, hard)
-        before = open(model, "rb").read()
+        before = read(model)
         for out in (model, self.path(".", "m.safetensors"), link, hard, self.path("..", os.path.basename(self.dir), "m.safetensors")):
             error = self.fails(1, "pageflip: ", "merge", "--model", model, "--lora", "noto", "-o", out, "--force")
             self.assertEqual(error["code"], "invalid", error)
-        self.assertEqual(open(model, "rb").read(), before)
+        self.assertEqual(read(model), before)
         tree = self.path("tree")
         shutil.copytree(MODEL, tree)
         os.symlink("tree", self.path("tree-link"))
@@ -106,7 +105,7 @@ class Merge(Case):
         self.assertIn("--allow-unmatched leaves them out", error["message"])
         self.assertFalse(os.path.exists(self.path("out")))
         doc = self.ok("merge", "--lora", path, "-o", self.path("out"), "--allow-unmatched", "--json")
-        self.assertEqual((doc["keys_matched"], len(doc["keys_unmatched"]), doc["tensors_changed"]), (2, 2, 1))
+        self.assertEqual((doc["keys_matched"], len(doc["keys_unmatched"]), doc["tensors_changed"]), (3, 3, 1))
 
     def test_parts(self):
         out, whole = self.path("out"), self.path("whole")
@@ -125,14 +124,14 @@ class Merge(Case):
 class Interrupted(Case):
     def setUp(self):
         super().setUp()
-        n, rank, n_blocks = 1024, 256, 32
+        n, rank, n_blocks = 1024, 128, 24
         self.model, self.lora = self.path("m.safetensors"), self.path("l.safetensors")
         noise = os.urandom(2 * n * n).replace(b"\x7f", b"\x3f").replace(b"\xff", b"\xbf")  # no infinities: bf16 of 0x7f80 and up
         write_safetensors(self.model, {f"blocks.{i}.w.weight": ("BF16", [n, n], b"\x00\x3c" * (n * n // 2) + noise[:n * n])
                                        for i in range(n_blocks)})
         tensors = {}
         for i in range(n_blocks):
-            tensors.update(lora(f"blocks.{i}.w", n, n, rank))
+            tensors.update(lora(f"blocks.{i}.w", n, n, rank, scale=1))
         write_safetensors(self.lora, tensors)
         self.out = self.path("out.safetensors")
         self.args = ["merge", "--model", self.model, "--lora", self.lora, "-o", self.out, "--threads", "1", "--json"]
@@ -170,8 +169,7 @@ class Interrupted(Case):
         self.assertLess(doc["bytes_written"], os.path.getsize(self.out))
         whole = self.path("whole.safetensors")
         self.ok("merge", "--model", self.model, "--lora", self.lora, "-o", whole, "--json")
-        with open(whole, "rb") as a, open(self.out, "rb") as b:
-            self.assertEqual(a.read(), b.read())
+        self.assertEqual(read(whole), read(self.out))
         self.assertEqual(sorted(os.listdir(self.dir)), ["l.safetensors", "m.safetensors", "out.safetensors", "whole.safetensors"])
 
     def test_the_bar_is_drawn_on_a_terminal_only(self):
@@ -193,7 +191,7 @@ class Interrupted(Case):
         self.assertRegex(text.decode(), r"\[#*\.*\] +\d+ %")
         self.assertRegex(text.decode(), r"B/s +\d+:\d\d left")
         self.assertTrue(text.endswith(b"\r\x1b[K"))  # wiped at the end
-        self.assertNotIn("%", pageflip(*self.args, "--force").err)
+        self.assertNotIn("\r", pageflip(*self.args, "--force").err)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ class Plan(Case):
         self.assertTrue(0 < doc["fraction_changed"] <= 1)
         self.assertRegex(doc["composition"], "^[0-9a-f]{32}$")
         self.assertEqual(doc["estimate"]["disk_bytes"], sum(map(len, data.values())))
-        self.assertGreater(doc["estimate"]["memory_bytes"], 1 << 20)
+        self.assertGreater(doc["estimate"]["memory_bytes"], 100000)
         self.assertGreater(doc["estimate"]["seconds"], 0)
         self.assertEqual([a["strength"] for a in doc["adapters"]], [0.5, 1])
         self.assertEqual(set(doc["adapters"][0]["kinds"]), {"lora"})
@@ -37,7 +37,7 @@ class Plan(Case):
         f32 = self.ok("plan", "--lora", "noto", "--merge-dtype", "f32", "--json")
         self.assertEqual(f32["bytes_changed"], 2 * base["bytes_changed"])
         self.assertEqual(f32["estimate"]["disk_bytes"], base["estimate"]["disk_bytes"] + base["bytes_changed"])
-        self.assertEqual(f32["survival"], 1)
+        self.assertAlmostEqual(f32["survival"], 1, places=6)
         self.assertNotEqual(f32["composition"], base["composition"])
 
     def test_order_does_not_matter_and_strength_does(self):
@@ -52,7 +52,7 @@ class Plan(Case):
         self.assertEqual((doc["tensors_changed"], doc["bytes_changed"]), (0, 0))
 
     def test_unmatched_keys_are_listed_with_the_nearest_name(self):
-        tensors = {**lora(BLOCK, 128, 128, scale=1), **lora(BLOCK + "q", 128, 128)}
+        tensors = {**lora(BLOCK, 128, 128, scale=1, alpha=None), **lora(BLOCK + "q", 128, 128, alpha=None)}
         path = write_safetensors(self.path("a.safetensors"), tensors)
         doc = self.ok("plan", "--lora", path, "--json")
         self.assertEqual(doc["keys_matched"], 2)
@@ -72,10 +72,16 @@ class Plan(Case):
     def test_small_changes_are_warned_about(self):
         path = write_safetensors(self.path("a.safetensors"), lora(BLOCK, 128, 128, scale=2e-6))
         result = self.ok("plan", "--lora", path)
-        self.assertRegex(result.err, r"^pageflip: warning: only \d+ % of the change survives rounding .*--merge-dtype f32")
+        self.assertRegex(result.err, r"(?m)^pageflip: warning: only \d+ % of the change survives rounding .*--merge-dtype f32")
         self.assertLess(self.ok("plan", "--lora", path, "--json")["survival"], 0.9)
         self.assertEqual(self.ok("plan", "--quiet", "--lora", path).err, "")
         self.assertNotIn("survives", self.ok("plan", "--lora", path, "--merge-dtype", "f32").err)
+
+    def test_notes_are_shown(self):
+        path = write_safetensors(self.path("a.safetensors"), lora(BLOCK, 128, 128, scale=1, alpha=None))
+        self.assertIn("pageflip: warning: a.safetensors: no alpha", self.ok("plan", "--lora", path).err)
+        self.assertIn("no alpha", "".join(self.ok("plan", "--lora", path, "--json")["notes"]))
+        self.assertIn("no alpha", "".join(self.ok("inspect", path, "--json")["odd"]))
 
     def test_alpha_and_target(self):
         doc = self.ok("plan", "--lora", "noto:1,alpha=8,target=transformer", "--json")
@@ -94,13 +100,13 @@ class Plan(Case):
     def test_a_file_in_the_working_directory_wins_over_a_bundled_name(self):
         write_safetensors(self.path("turbo"), lora(BLOCK, 128, 128))
         doc = self.ok("plan", "--lora", "turbo", "--json", cwd=self.dir)
-        self.assertEqual(doc["keys_matched"], 2)
+        self.assertEqual(doc["keys_matched"], 3)
         self.assertEqual(os.listdir(self.dir), ["turbo"])  # nothing was written
 
     def test_odd_paths(self):
         for name in ("a:b.safetensors", "a,b", "C:\\x.safetensors"):
             path = write_safetensors(self.path(name), lora(BLOCK, 128, 128))
-            self.assertEqual(self.ok("plan", "--lora", path, "--json")["keys_matched"], 2)
+            self.assertEqual(self.ok("plan", "--lora", path, "--json")["keys_matched"], 3)
             self.assertEqual(self.ok("plan", "--lora", path + ":-0.5,alpha=1", "--json")["adapters"][0]["strength"], -0.5)
 
 

@@ -24,6 +24,7 @@ class Usage(Case):
         self.assertEqual(result.status, 2)
         self.assertEqual(result.json["error"]["code"], "usage")
         self.assertIn("options follow the command", result.err)
+        self.wrong("unknown command 'x'", "x")
 
     def test_options(self):
         self.wrong("unknown option '--modle'; did you mean '--model'?", "plan", "--modle", "x")
