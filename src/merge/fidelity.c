@@ -38,7 +38,7 @@ static void add_run(const struct merge_target *t, const uint8_t *base, const flo
             const double wanted = (double)total[j0 + j];
             row->applied_x_wanted += ((double)merged - (double)w[j]) * wanted;
             row->wanted2 += wanted * wanted;
-            *n_changed += merged != w[j];
+            *n_changed += memcmp(&merged, &w[j], sizeof(merged)) != 0;
         }
     }
 }

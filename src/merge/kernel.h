@@ -43,6 +43,8 @@ struct strip {
     float s;
     int32_t dtype; /* of base: F32, F16, BF16 */
     enum kernel_finish finish;
+    bool
+        is_split; /* a was packed so, and the f32 tiles hold columns in that order; bf16, FINISH_ROUND, no mul */
     const uint8_t *base; /* unaligned */
     size_t base_stride;  /* bytes */
     uint8_t *out;        /* unaligned */
@@ -53,9 +55,14 @@ struct kernel {
     enum cpu_isa isa;
     int64_t mr, nr;
     void (*strip)(const struct strip *p);
-    /* n elements of F32, F16 or BF16 as f32 into groups of nr, group_stride floats apart; the last is padded with zeros. */
-    void (*pack)(int32_t dtype, const uint8_t *src, int64_t n, float *dst, int64_t group_stride);
+    bool has_split;
+    /* n elements of F32, F16 or BF16 as f32 into groups of nr, group_stride floats apart; the last is padded with zeros. Split: the even
+     * columns of a group come first, then the odd ones: the order in which bf16 pairs fall apart without a shuffle. */
+    void (*pack)(int32_t dtype, const uint8_t *src, int64_t n, float *dst, int64_t group_stride,
+                 bool is_split);
     void (*to_f32)(int32_t dtype, const void *src, size_t n, float *dst); /* F32, F16, BF16 */
+    /* n rounds of mr x nr fused multiply-adds that touch no memory: the bound that benchmarks compare with. Returns their sum. */
+    float (*peak)(int64_t n);
 };
 
 /* What this build has: NULL where it has none. Whether the CPU can run it is cpu_has()'s to say. */

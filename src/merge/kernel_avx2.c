@@ -10,6 +10,7 @@ typedef __m256 vf;
 typedef __m256 vm;
 
 enum { VL = 8, NV = 2, MR = 6, MR_SMALL = 2 };
+#define HAS_SPLIT  1
 #define UNROLL     _Pragma("GCC unroll 16")
 #define KERNEL     kernel_avx2
 #define KERNEL_ISA CPU_AVX2
@@ -101,6 +102,46 @@ static inline vf v_round_bf16(vf x)
 static inline void v_store_f16(uint8_t *p, vf x)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline vf in_order(vf x) /* undoes what a shuffle within 128-bit lanes did to 64-bit pairs */
+{
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+}
+
+static inline void v_split(vf x0, vf x1, vf *even, vf *odd)
+{
+    *even = in_order(_mm256_shuffle_ps(x0, x1, 0x88));
+    *odd = in_order(_mm256_shuffle_ps(x0, x1, 0xdd));
+}
+
+static inline void v_load_split_bf16(const uint8_t *p, vf *even, vf *odd)
+{
+    const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(h, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(h, _mm256_set1_epi32((int)0xffff0000)));
+}
+
+/* 16 columns: W + total rounded to bf16, without moving anything across lanes. The sums' upper halves are the truncated result; one is
+ * added where the lower half, plus one if the result is odd, exceeds a half. */
+static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t *out)
+{
+    const __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)base);
+    vf w_even, w_odd;
+    v_load_split_bf16(base, &w_even, &w_odd);
+    const __m256i e = _mm256_castps_si256(_mm256_add_ps(w_even, even));
+    const __m256i o = _mm256_castps_si256(_mm256_add_ps(w_odd, odd));
+    const __m256i high = _mm256_blend_epi16(_mm256_srli_epi32(e, 16), o, 0xaa);
+    const __m256i low = _mm256_blend_epi16(e, _mm256_slli_epi32(o, 16), 0xaa);
+    const __m256i lsb = _mm256_and_si256(high, _mm256_set1_epi16(1));
+    /* unsigned > 0x8000 as signed > 0, the sign flipped; true is -1 */
+    const __m256i flipped =
+        _mm256_xor_si256(_mm256_adds_epu16(low, lsb), _mm256_set1_epi16((short)0x8000));
+    const __m256i is_up = _mm256_cmpgt_epi16(flipped, _mm256_setzero_si256());
+    const __m256i is_nan = _mm256_cmpgt_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7fff)),
+                                              _mm256_set1_epi16(0x7f80));
+    const __m256i rounded = _mm256_blendv_epi8(_mm256_sub_epi16(high, is_up), w, is_nan);
+    _mm256_storeu_si256((__m256i *)(void *)out, rounded);
 }
 
 #include "merge/kernel_body.h"

@@ -9,7 +9,8 @@
 typedef __m512 vf;
 typedef __mmask16 vm;
 
-enum { VL = 16, NV = 2, MR = 14, MR_SMALL = 4 };
+enum { VL = 16, NV = 2, MR = 12, MR_SMALL = 4 };
+#define HAS_SPLIT  1
 #define UNROLL     _Pragma("GCC unroll 16")
 #define KERNEL     kernel_avx512
 #define KERNEL_ISA CPU_AVX512
@@ -100,6 +101,43 @@ static inline vf v_round_bf16(vf x)
 static inline void v_store_f16(uint8_t *p, vf x)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline void v_split(vf x0, vf x1, vf *even, vf *odd)
+{
+    const __m512i evens =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+    *even = _mm512_permutex2var_ps(x0, evens, x1);
+    *odd = _mm512_permutex2var_ps(x0, odds, x1);
+}
+
+static inline void v_load_split_bf16(const uint8_t *p, vf *even, vf *odd)
+{
+    const __m512i h = _mm512_loadu_si512(p);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(h, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(h, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* 32 columns: W + total rounded to bf16, without moving anything across lanes. The sums' upper halves are the truncated result; one is
+ * added where the lower half, plus one if the result is odd, exceeds a half. */
+static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t *out)
+{
+    const __mmask32 is_odd = 0xaaaaaaaa;
+    const __m512i w = _mm512_loadu_si512(base);
+    vf w_even, w_odd;
+    v_load_split_bf16(base, &w_even, &w_odd);
+    const __m512i e = _mm512_castps_si512(_mm512_add_ps(w_even, even));
+    const __m512i o = _mm512_castps_si512(_mm512_add_ps(w_odd, odd));
+    const __m512i high = _mm512_mask_mov_epi16(_mm512_srli_epi32(e, 16), is_odd, o);
+    const __m512i low = _mm512_mask_mov_epi16(e, is_odd, _mm512_slli_epi32(o, 16));
+    const __m512i lsb = _mm512_and_si512(high, _mm512_set1_epi16(1));
+    const __mmask32 is_up =
+        _mm512_cmpgt_epu16_mask(_mm512_adds_epu16(low, lsb), _mm512_set1_epi16((short)0x8000));
+    const __m512i rounded = _mm512_mask_add_epi16(high, is_up, high, _mm512_set1_epi16(1));
+    const __mmask32 is_nan = _mm512_cmpgt_epu16_mask(_mm512_and_si512(w, _mm512_set1_epi16(0x7fff)),
+                                                     _mm512_set1_epi16(0x7f80));
+    _mm512_storeu_si512(out, _mm512_mask_mov_epi16(rounded, is_nan, w));
 }
 
 #include "merge/kernel_body.h"

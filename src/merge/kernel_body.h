@@ -75,6 +75,22 @@ static void tile_tail(const struct strip *p, const float *acc, int64_t off, cons
     }
 }
 
+/* One link of every chain of a tile. */
+INLINE void links(vf acc[MR][NV], const float *a, const float *b, const int rows)
+{
+    vf x[NV];
+    UNROLL
+    for (int v = 0; v < NV; v++)
+        x[v] = v_load(a + v * VL);
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        const vf y = v_set1(b[i * KERNEL_K]);
+        UNROLL
+        for (int v = 0; v < NV; v++)
+            acc[i][v] = v_fma(y, x[v], acc[i][v]);
+    }
+}
+
 /* `rows` x NR elements at offset `off` of the f32 tiles, of which n_valid rows are wanted. */
 INLINE void tile(const struct strip *p, const float *b, const float *a, int64_t off,
                  const uint8_t *base, size_t base_stride, uint8_t *out, size_t out_stride,
@@ -95,29 +111,18 @@ INLINE void tile(const struct strip *p, const float *b, const float *a, int64_t 
                 acc[i][v] = v_load(p->chain_in + off + i * p->ld + v * VL);
         }
     }
-    const int64_t n_k = p->n_k;
-    for (int64_t k = 0; k < n_k; k++) {
-        vf x[NV];
-        UNROLL
-        for (int v = 0; v < NV; v++)
-            x[v] = v_load(a + k * NR + v * VL);
-        UNROLL
-        for (int i = 0; i < rows; i++) {
-            const vf y = v_set1(b[i * KERNEL_K + k]);
-            UNROLL
-            for (int v = 0; v < NV; v++)
-                acc[i][v] = v_fma(y, x[v], acc[i][v]);
-        }
-    }
-    if (is_hot) {
+    for (int64_t k = 0; k < p->n_k; k++)
+        links(acc, a + k * NR, b + k, rows);
+    if (HAS_SPLIT && is_hot) {
         const vf s = v_set1(p->s);
+        const float *total = p->total_in == NULL ? NULL : p->total_in + off;
         UNROLL
         for (int i = 0; i < rows; i++) {
-            UNROLL
-            for (int v = 0; v < NV; v++)
-                finish_one(PF_BF16, FINISH_ROUND, v_fma(s, acc[i][v], v_zero()),
-                           base + (size_t)i * base_stride + (size_t)(v * VL) * 2,
-                           out + (size_t)i * out_stride + (size_t)(v * VL) * 2);
+            const vf t0 = total == NULL ? v_zero() : v_load(total + i * p->ld);
+            const vf t1 = total == NULL ? v_zero() : v_load(total + i * p->ld + VL);
+            if (i < n_valid)
+                v_finish_split(v_fma(s, acc[i][0], t0), v_fma(s, acc[i][1], t1),
+                               base + (size_t)i * base_stride, out + (size_t)i * out_stride);
         }
         return;
     }
@@ -143,7 +148,8 @@ static void tile_narrow(const struct strip *p, const float *b, const float *a, i
     for (int i = 0; is_last && i < rows; i++)
         memcpy(pad_base + (size_t)i * NR * n_base, base + (size_t)i * p->base_stride,
                (size_t)n_cols * n_base);
-    tile(p, b, a, off, pad_base, NR * n_base, pad_out, NR * n_out, MR_SMALL, rows, false);
+    tile(p, b, a, off, pad_base, NR * n_base, pad_out, NR * n_out, MR_SMALL, rows,
+         is_last && p->is_split);
     for (int i = 0; is_last && i < rows; i++)
         memcpy(out + (size_t)i * p->out_stride, pad_out + (size_t)i * NR * n_out,
                (size_t)n_cols * n_out);
@@ -185,9 +191,7 @@ static void strip_narrow(const struct strip *p, int64_t j)
 
 static void strip(const struct strip *p)
 {
-    const bool is_hot = p->chain_in == NULL && p->chain_out == NULL && p->mul == NULL &&
-                        p->total_in == NULL && p->total_out == NULL && p->dtype == PF_BF16 &&
-                        p->finish == FINISH_ROUND;
+    const bool is_hot = p->is_split && p->chain_out == NULL && p->total_out == NULL;
     int64_t i = 0;
     for (; is_hot && i + MR <= p->n_rows; i += MR)
         strip_rows(p, i, MR, MR, true);
@@ -195,7 +199,7 @@ static void strip(const struct strip *p)
         strip_rows(p, i, MR, MR, false);
     for (; i < p->n_rows; i += MR_SMALL)
         strip_rows(p, i, MR_SMALL, p->n_rows - i < MR_SMALL ? (int)(p->n_rows - i) : MR_SMALL,
-                   false);
+                   is_hot);
     const int64_t n_whole = p->n_cols / NR * NR;
     if (n_whole < p->n_cols)
         strip_narrow(p, n_whole);
@@ -221,18 +225,66 @@ static void to_f32(int32_t dtype, const void *src, size_t n, float *dst)
         dtype_to_f32(dtype, p + i * size, n - i, dst + i);
 }
 
-static void pack(int32_t dtype, const uint8_t *src, int64_t n, float *dst, int64_t group_stride)
+/* One whole group. */
+INLINE void pack_group(int32_t dtype, const uint8_t *src, float *dst, bool is_split)
 {
     const size_t size = dtype == PF_F32 ? 4 : 2;
-    for (; n >= NR; n -= NR, src += NR * size, dst += group_stride) {
+    if (!HAS_SPLIT || !is_split) {
         for (int v = 0; v < NV; v++)
             v_store(dst + v * VL, load_any(dtype, src + (size_t)(v * VL) * size));
-    }
-    if (n == 0)
         return;
-    memset(dst, 0, NR * sizeof(float));
-    to_f32(dtype, src, (size_t)n, dst);
+    }
+    vf even, odd;
+    if (dtype == PF_BF16)
+        v_load_split_bf16(src, &even, &odd);
+    else
+        v_split(load_any(dtype, src), load_any(dtype, src + VL * size), &even, &odd);
+    v_store(dst, even);
+    v_store(dst + VL, odd);
 }
 
-const struct kernel KERNEL = {
-    .isa = KERNEL_ISA, .mr = MR, .nr = NR, .strip = strip, .pack = pack, .to_f32 = to_f32};
+static void pack(int32_t dtype, const uint8_t *src, int64_t n, float *dst, int64_t group_stride,
+                 bool is_split)
+{
+    const size_t size = dtype == PF_F32 ? 4 : 2;
+    for (; n >= NR; n -= NR, src += NR * size, dst += group_stride)
+        pack_group(dtype, src, dst, is_split);
+    if (n == 0)
+        return;
+    uint8_t last[NR * 4] = {0};
+    memcpy(last, src, (size_t)n * size);
+    pack_group(dtype, last, dst, is_split);
+}
+
+static float peak(int64_t n)
+{
+    vf acc[MR][NV];
+    float spill[VL];
+    float sum = 0;
+    const vf x = v_set1(0.5F);
+    for (int i = 0; i < MR; i++)
+        for (int v = 0; v < NV; v++)
+            acc[i][v] = v_set1((float)i);
+    for (int64_t k = 0; k < n; k++) {
+        UNROLL
+        for (int i = 0; i < MR; i++) {
+            UNROLL
+            for (int v = 0; v < NV; v++)
+                acc[i][v] = v_fma(acc[i][v], x, x);
+        }
+    }
+    for (int i = 0; i < MR * NV; i++) {
+        v_store(spill, acc[i / NV][i % NV]);
+        sum += spill[0];
+    }
+    return sum;
+}
+
+const struct kernel KERNEL = {.isa = KERNEL_ISA,
+                              .mr = MR,
+                              .nr = NR,
+                              .has_split = HAS_SPLIT,
+                              .strip = strip,
+                              .pack = pack,
+                              .to_f32 = to_f32,
+                              .peak = peak};

@@ -12,6 +12,7 @@ typedef bool vm;
 
 enum { VL = 1, NV = 8, MR = 4, MR_SMALL = 4 };
 #define UNROLL
+#define HAS_SPLIT  0
 #define KERNEL     kernel_scalar
 #define KERNEL_ISA CPU_SCALAR
 
@@ -104,6 +105,27 @@ static inline void v_store_f16(uint8_t *p, vf x)
 {
     const uint16_t h = f16_from_f32(x);
     memcpy(p, &h, 2);
+}
+
+/* has_split is false: never called */
+static inline void v_load_split_bf16(const uint8_t *p, vf *even, vf *odd)
+{
+    (void)p;
+    *even = *odd = 0;
+}
+
+static inline void v_split(vf x0, vf x1, vf *even, vf *odd)
+{
+    *even = x0;
+    *odd = x1;
+}
+
+static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t *out)
+{
+    (void)even;
+    (void)odd;
+    (void)base;
+    (void)out;
 }
 
 #include "merge/kernel_body.h"

@@ -85,7 +85,7 @@ static void pack_b(struct merge_scratch *s, const struct merge_term *term, const
 
 /* Links [k0, k0 + n_k) of a side's A, in groups of nr columns. */
 static void pack_a(struct merge_scratch *s, const struct side *side, const struct block *b,
-                   int64_t k0, int64_t n_k)
+                   int64_t k0, int64_t n_k, bool is_split)
 {
     const struct factor *f = side->right;
     const int64_t nr = s->kernel->nr;
@@ -93,13 +93,14 @@ static void pack_a(struct merge_scratch *s, const struct side *side, const struc
     for (int64_t k = 0; k < n_k; k++) {
         if (is_direct) {
             s->kernel->pack(f->dtype, factor_at(f, k0 + k, b->col0), b->n_cols, s->a + k * nr,
-                            n_k * nr);
+                            n_k * nr, is_split);
             continue;
         }
         for (int64_t j = 0; j < b->n_cols; j += SCRATCH_ROW) {
             const int64_t n = b->n_cols - j < SCRATCH_ROW ? b->n_cols - j : SCRATCH_ROW;
             factor_mapped_run(s->kernel, side, f, k0 + k, b->col0 + j, n, s->row);
-            s->kernel->pack(PF_F32, (const uint8_t *)s->row, n, s->a + j * n_k + k * nr, n_k * nr);
+            s->kernel->pack(PF_F32, (const uint8_t *)s->row, n, s->a + j * n_k + k * nr, n_k * nr,
+                            is_split);
         }
     }
 }
@@ -140,7 +141,7 @@ static void run_side(struct merge_scratch *s, const struct merge_term *term,
         p.n_k = n_links - k < KERNEL_K ? n_links - k : KERNEL_K;
         const bool is_last = k + p.n_k >= n_links;
         pack_b(s, term, side, b, k, p.n_k);
-        pack_a(s, side, b, k, p.n_k);
+        pack_a(s, side, b, k, p.n_k, sink->is_split);
         p.chain_in = k == 0 ? NULL : s->chain;
         p.chain_out = is_last ? sink->chain_out : s->chain;
         s->kernel->strip(&p);
@@ -212,16 +213,32 @@ int64_t terms_same_until(const struct merge_target *t, int64_t row0, int64_t row
     return i < n_rows ? i : n_rows;
 }
 
+/* Split order for the case that matters: LoRA on bf16, any number of terms. */
+static bool can_split(const struct merge_scratch *s, const struct merge_target *t,
+                      const struct block *b, const struct strip *last)
+{
+    if (!s->kernel->has_split || last->out == NULL || last->dtype != PF_BF16 ||
+        last->finish != FINISH_ROUND)
+        return false;
+    for (size_t i = 0; i < t->n_terms; i++) {
+        if (term_covers(&t->terms[i], b->row0) && t->terms[i].delta->kind != DELTA_LORA)
+            return false;
+    }
+    return true;
+}
+
 bool terms_block(struct merge_scratch *s, const struct merge_target *t, const struct block *b,
                  struct strip *last)
 {
     const struct merge_term *pending = NULL;
     const float *total = NULL;
+    const bool is_split = can_split(s, t, b, last);
+    last->is_split = is_split;
     for (size_t i = 0; i < t->n_terms; i++) {
         if (!term_covers(&t->terms[i], b->row0))
             continue;
         if (pending != NULL) {
-            struct strip more = {.total_in = total, .total_out = s->total};
+            struct strip more = {.total_in = total, .total_out = s->total, .is_split = is_split};
             term_block(s, pending, b, &more);
             total = s->total;
         }

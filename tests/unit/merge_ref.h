@@ -194,7 +194,7 @@ static PF_UNUSED void ref_element(const struct merge_target *t, int64_t m, int64
 
 /* ------------------------------------------------------------------------------------- making cases */
 
-enum { CASE_TERMS = 4, CASE_BUFFERS = CASE_TERMS * 4 + 1 };
+enum { ANY_KIND = -1, CASE_TERMS = 4, CASE_BUFFERS = CASE_TERMS * 4 + 1 };
 
 struct merge_case {
     struct merge_target t;
@@ -312,7 +312,7 @@ static PF_UNUSED void case_specials(struct merge_case *c, struct rng *r, uint8_t
 }
 
 static PF_UNUSED void case_new(struct merge_case *c, struct rng *r, int32_t dtype, int64_t n_rows,
-                               int64_t n_cols, int64_t rank, int n_terms)
+                               int64_t n_cols, int64_t rank, int n_terms, int kind)
 {
     memset(c, 0, sizeof(*c));
     c->t = (struct merge_target){.dtype = dtype,
@@ -325,9 +325,9 @@ static PF_UNUSED void case_new(struct merge_case *c, struct rng *r, int32_t dtyp
     case_specials(c, r, base);
     c->t.base = base;
     for (int i = 0; i < n_terms; i++) {
-        /* LoRA half of the time */
-        const enum delta_kind kind = (enum delta_kind)(rng_range(r, 0, 6) % 4);
-        case_delta(c, r, &c->deltas[i], kind, i == 0 ? rank : rng_range(r, 1, 9));
+        const int any = (int)(rng_range(r, 0, 6) % 4);
+        case_delta(c, r, &c->deltas[i], (enum delta_kind)(kind == ANY_KIND ? any : kind),
+                   i == 0 ? rank : rng_range(r, 1, 9));
         c->terms[i] = (struct merge_term){&c->deltas[i], (float)(rng_normal(r) * 0.01)};
     }
 }

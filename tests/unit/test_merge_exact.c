@@ -103,14 +103,15 @@ static void kernels_equal_the_reference_on_random_tensors(void **state)
     static const int32_t dtypes[] = {PF_BF16, PF_F16, PF_F32};
     static const int64_t sizes[] = {1, 2, 3, 7, 13, 31, 32, 33, 61, 64, 97, 127, 211, 1031};
     struct rng r = {1};
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 240; i++) {
         struct merge_case c;
         const int64_t n_rows = sizes[rng_range(&r, 0, 13)];
         int64_t n_cols = sizes[rng_range(&r, 0, 13)];
         n_cols = n_rows * n_cols > 4000 ? 7 : n_cols;
         int64_t rank = rng_range(&r, 1, 300);
         rank = rank * n_rows * n_cols > 30000 ? 1 + 30000 / (n_rows * n_cols) : rank;
-        case_new(&c, &r, dtypes[i % 3], n_rows, n_cols, rank, 1 + i / 3 % 4);
+        case_new(&c, &r, dtypes[i % 3], n_rows, n_cols, rank, 1 + i / 3 % 4,
+                 i % 5 == 0 ? DELTA_LORA : ANY_KIND);
         if (i % 7 == 0) /* merge precision f32 */
             c.t.out_dtype = PF_F32;
         check_target(&c.t, &r);
@@ -127,7 +128,8 @@ static void kernels_equal_the_reference_across_blocks(void **state)
     for (size_t i = 0; i < PF_COUNTOF(shapes); i++) {
         for (int n_terms = 1; n_terms <= 2; n_terms++) {
             struct merge_case c;
-            case_new(&c, &r, PF_BF16, shapes[i][0], shapes[i][1], shapes[i][2], n_terms);
+            case_new(&c, &r, PF_BF16, shapes[i][0], shapes[i][1], shapes[i][2], n_terms,
+                     i % 2 == 0 ? ANY_KIND : DELTA_LORA);
             check_target(&c.t, &r);
             case_free(&c);
         }
@@ -194,7 +196,7 @@ static void the_callers_fp_environment_does_not_matter(void **state)
         struct merge_case c;
         uint8_t *native;
         float *f32;
-        case_new(&c, &r, dtypes[i], 61, 97, 5, 2);
+        case_new(&c, &r, dtypes[i], 61, 97, 5, 2, i == 0 ? DELTA_LORA : ANY_KIND);
         reference(&c.t, &native, &f32);
         for (int isa = 0; isa < 3; isa++) {
             if (scratch[isa] == NULL)
@@ -248,7 +250,7 @@ static void threads_and_panel_heights_do_not_change_bytes(void **state)
     uint8_t *native;
     float *f32;
     pf_error err;
-    case_new(&c, &r, PF_BF16, 211, 61, 7, 3);
+    case_new(&c, &r, PF_BF16, 211, 61, 7, 3, ANY_KIND);
     reference(&c.t, &native, &f32);
     const size_t n_bytes = 211 * 61 * 2;
     struct job job = {.t = &c.t, .out = malloc(n_bytes)};
@@ -281,7 +283,7 @@ static void a_thousand_cycles_change_nothing(void **state)
     struct rng r = {5};
     for (int i = 0; i < 2; i++) {
         struct merge_case c;
-        case_new(&c, &r, dtypes[i], 64, 64, 8, 1);
+        case_new(&c, &r, dtypes[i], 64, 64, 8, 1, DELTA_LORA);
         const struct merge_panel whole = {0, 64, 0, 64};
         struct merge_scratch *s;
         pf_error err;

@@ -183,7 +183,7 @@ static void sums_do_not_depend_on_the_kernel(void **state)
     struct rng r = {9};
     for (int i = 0; i < 12; i++) {
         struct merge_case c;
-        case_new(&c, &r, i % 2 == 0 ? PF_BF16 : PF_F16, 97, 61, 6, 1 + i % 3);
+        case_new(&c, &r, i % 2 == 0 ? PF_BF16 : PF_F16, 97, 61, 6, 1 + i % 3, ANY_KIND);
         struct fidelity_sum first = {0};
         for (int isa = CPU_SCALAR; isa <= CPU_AVX512; isa++) {
             const struct kernel *kernel = kernel_built((enum cpu_isa)isa);
