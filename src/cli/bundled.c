@@ -115,8 +115,7 @@ static int not_found(const char *data_dir, const char *word, pf_error *err)
     const char *near;
     size_t n = 0;
 
-    (void)err_set(err, PF_E_NOTFOUND,
-                  "adapter '%s': no such file, and no bundled adapter has that name", word);
+    (void)err_set(err, PF_E_NOTFOUND, "no file '%s', and no bundled adapter of that name", word);
     if (strchr(word, '/') || bundled_adapter_names(data_dir, &names, &n, NULL) || n == 0)
         return PF_E_NOTFOUND;
     near = near_name(word, (const char *const *)names, n);
@@ -141,6 +140,6 @@ int bundled_adapter(const char *data_dir, const char *word, char **out_path, pf_
         !find_bundled(data_dir, word, out_path, NULL))
         return PF_OK;
     if (strchr(word, '/'))
-        return err_set(err, PF_E_NOTFOUND, "adapter '%s': no such file or directory", word);
+        return err_set(err, PF_E_NOTFOUND, "no file or directory '%s'", word);
     return not_found(data_dir, word, err);
 }

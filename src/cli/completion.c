@@ -127,6 +127,8 @@ static void bash_script(struct strbuf *b)
         "    local cmd=${COMP_WORDS[1]} words='' files=0\n"
         "    local commands='%s'\n"
         "    COMPREPLY=()\n"
+        "    if [[ $cur == = ]]; then cur=''; elif [[ $prev == = ]]; then "
+        "prev=${COMP_WORDS[COMP_CWORD - 2]}; fi\n"
         "    if [[ $COMP_CWORD -eq 1 ]]; then\n"
         "        mapfile -t COMPREPLY < <(compgen -W \"$commands --help --version\" -- \"$cur\")\n"
         "        return\n    fi\n",
@@ -168,7 +170,7 @@ static void zsh_text(struct strbuf *b, const char *text)
     }
 }
 
-static void zsh_option(const struct opt *opt, const char *adapters, struct strbuf *b)
+static void zsh_option(const struct opt *opt, struct strbuf *b)
 {
     const char *star = opt->type == OPT_LORA ? "*" : "";
 
@@ -182,7 +184,7 @@ static void zsh_option(const struct opt *opt, const char *adapters, struct strbu
             add_choices(b, opt->choices);
             strbuf_adds(b, ")");
         } else if (opt->type == OPT_LORA) {
-            strbuf_addf(b, "{_alternative \"names:adapter:(%s)\" \"files:file:_files\"}", adapters);
+            strbuf_adds(b, "_pageflip_adapters");
         } else if (opt->type == OPT_FILE || opt->type == OPT_MODEL) {
             strbuf_adds(b, "_files");
         }
@@ -190,19 +192,20 @@ static void zsh_option(const struct opt *opt, const char *adapters, struct strbu
     strbuf_adds(b, "'");
 }
 
-static void zsh_command(const struct command *cmd, const char *adapters, struct strbuf *b)
+static void zsh_command(const struct command *cmd, struct strbuf *b)
 {
     const struct opt *opt;
 
     strbuf_addf(b, "        '%s')\n            _arguments", cmd->name);
     for (size_t i = 0; (opt = command_opt(cmd, i)); i++)
-        zsh_option(opt, adapters, b);
+        zsh_option(opt, b);
     if (cmd == &cmd_completion)
         strbuf_adds(b, " \\\n            ':shell:(bash zsh)'");
     else if (cmd == &cmd_help)
         strbuf_adds(b, " \\\n            ':command:($commands)'");
     else if (cmd->n_operands)
-        strbuf_adds(b, " \\\n            ':file:_files'");
+        strbuf_addf(b, " \\\n            ':file:%s'",
+                    cmd->operands[0].type == OPT_LORA ? "_pageflip_adapters" : "_files");
     strbuf_adds(b, " ;;\n");
 }
 
@@ -218,11 +221,14 @@ static void zsh_script(struct strbuf *b)
     second_words(str_of("bench"), &groups);
     adapter_names(&adapters);
     strbuf_addf(b,
-                "#compdef pageflip\n# zsh completion for pageflip\n_pageflip() {\n"
+                "#compdef pageflip\n# zsh completion for pageflip\n"
+                "_pageflip_adapters() {\n"
+                "    _alternative 'names:adapter:(%s)' 'files:file:_files'\n}\n"
+                "_pageflip() {\n"
                 "    local -a commands=(%s)\n    local cmd=$words[2]\n"
                 "    if ((CURRENT == 2)); then\n        compadd -- $commands --help --version\n"
                 "        return\n    fi\n",
-                strbuf_z(&firsts));
+                strbuf_z(&adapters), strbuf_z(&firsts));
     if (groups.n)
         strbuf_addf(
             b,
@@ -233,7 +239,7 @@ static void zsh_script(struct strbuf *b)
             strbuf_z(&groups));
     strbuf_adds(b, "    shift words\n    ((CURRENT--))\n    case $cmd in\n");
     for (size_t i = 0; (cmd = command_at(i)); i++)
-        zsh_command(cmd, strbuf_z(&adapters), b);
+        zsh_command(cmd, b);
     strbuf_adds(b, "    esac\n}\n_pageflip \"$@\"\n");
     strbuf_release(&firsts);
     strbuf_release(&groups);

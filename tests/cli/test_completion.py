@@ -32,7 +32,10 @@ class Completion(Case):
             self.assertEqual(sorted(self.complete("pageflip", *words, "--")),
                              sorted("--" + o["name"] for o in command["options"] + tables["common_options"]))
         self.assertEqual(self.complete("pageflip", "merge", "--merge-dtype", ""), ["base", "f32"])
+        self.assertEqual(self.complete("pageflip", "merge", "--merge-dtype", "=", ""), ["base", "f32"])
+        self.assertEqual(self.complete("pageflip", "merge", "--merge-dtype", "="), ["base", "f32"])
         self.assertEqual(self.complete("pageflip", "plan", "--lora", "t"), ["turbo"])
+        self.assertEqual(self.complete("pageflip", "bench", "make", "--shape", ""), ["h3", "dit", "emoji"])
         self.assertEqual(self.complete("pageflip", "completion", ""), ["bash", "zsh"])
         self.assertIn("merge", self.complete("pageflip", "help", ""))
 

@@ -1,10 +1,13 @@
 """generate: PNGs, JSON fields, and what a picture does and does not depend on. One or two steps: quick, not pretty."""
+import json
 import os
 import shutil
+import signal
 import struct
+import subprocess
 import unittest
 
-from cli import MODEL, Case, read
+from cli import MODEL, PAGEFLIP, Case, read
 
 QUICK = ["--steps", "1", "--guidance-scale", "1"]
 
@@ -78,6 +81,18 @@ class Generate(Case):
         doc = self.ok("generate", *QUICK, "--prompt", "cat", "--seed", "3", "--json", cwd=self.dir)
         self.assertEqual(doc["output"], "cat-3.png")
         self.assertEqual(os.listdir(self.dir), ["cat-3.png"])
+
+    def test_ctrl_c(self):
+        run = subprocess.Popen([PAGEFLIP, "generate", "--grid", "--steps", "10000", "-o", self.path("x.png"), "--json"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with self.assertRaises(subprocess.TimeoutExpired):
+            run.wait(0.4)
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130)
+        self.assertIn("interrupted: '" + self.path("x.png") + "' was not written", err.decode())
+        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        self.assertEqual(os.listdir(self.dir), [])
 
     def test_errors(self):
         out = ["-o", self.path("x.png")]

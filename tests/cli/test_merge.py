@@ -74,7 +74,7 @@ class Merge(Case):
         with open(out, "w", encoding="utf-8") as file:
             file.write("mine")
         self.assertEqual(self.fails(1, f"'{out}'", *args)["code"], "exists")
-        self.assertIn("--force replaces it", self.fails(1, "exists", *args)["message"])
+        self.assertIn("only when forced (--force)", self.fails(1, "exists", *args)["message"])
         with open(out, encoding="utf-8") as file:
             self.assertEqual(file.read(), "mine")
         self.ok(*args, "--force")
@@ -171,6 +171,23 @@ class Interrupted(Case):
         self.ok("merge", "--model", self.model, "--lora", self.lora, "-o", whole, "--json")
         self.assertEqual(read(whole), read(self.out))
         self.assertEqual(sorted(os.listdir(self.dir)), ["l.safetensors", "m.safetensors", "out.safetensors", "whole.safetensors"])
+
+    def test_a_kill_leaves_nothing_and_the_next_run_continues(self):
+        done = pageflip(*self.args, env={"PF_FAULT": "kill@20"})
+        self.assertEqual(done.status, -signal.SIGKILL, done.err)
+        self.assertFalse(os.path.exists(self.out))
+        doc = self.ok(*self.args)
+        self.assertTrue(doc["complete"])
+        self.assertTrue(doc["resumed"])
+        self.assertEqual(sorted(os.listdir(self.dir)), ["l.safetensors", "m.safetensors", "out.safetensors"])
+        base, merged = read_safetensors(self.model)[2], read_safetensors(self.out)[2]
+        self.assertEqual(sum(base[name] != merged[name] for name in base), doc["tensors_changed"])
+
+    def test_a_full_disk_is_said(self):
+        error = pageflip(*self.args, env={"PF_FAULT": "enospc@12"})
+        self.assertEqual(error.status, 1)
+        self.assertEqual(error.json["error"]["code"], "nospace")
+        self.assertFalse(os.path.exists(self.out))
 
     def test_the_bar_is_drawn_on_a_terminal_only(self):
         ours, theirs = pty.openpty()

@@ -1,8 +1,13 @@
 """plan: what would change, unmatched keys with the nearest names, whether merge would refuse, estimates; nothing is written."""
+import fcntl
 import os
+import pty
+import struct
+import subprocess
+import termios
 import unittest
 
-from cli import MODEL, WEIGHTS, Case, lora, read_safetensors, write_safetensors
+from cli import MODEL, PAGEFLIP, WEIGHTS, Case, lora, read_safetensors, write_safetensors
 
 BLOCK = "transformer.transformer_blocks.0.attn1.to_q"
 
@@ -89,8 +94,28 @@ class Plan(Case):
         self.assertNotEqual(doc["composition"], self.ok("plan", "--lora", "noto", "--json")["composition"])
         self.fails(1, "text_encoder", "plan", "--lora", "noto,target=text_encoder")
 
+    def test_a_narrow_terminal_gets_short_lines(self):
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        run = subprocess.Popen([PAGEFLIP, "inspect", "noto", "--model", MODEL], stdout=theirs, stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        text = b""
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            text += data
+        os.close(ours)
+        self.assertEqual(run.wait(60), 0)
+        lines = text.decode().replace("\r", "").splitlines()
+        longest = max((line for line in lines if "/" not in line), key=len)  # a path is one word and is not broken
+        self.assertLessEqual(len(longest), 50, longest)
+        self.assertTrue(any("..." in line for line in lines))  # a long target, shortened in its middle
+        self.assertGreater(max(map(len, self.ok("inspect", "noto").out.splitlines())), 50)
+
     def test_errors(self):
-        self.assertEqual(self.fails(1, "adapter 'trubo'", "plan", "--lora", "trubo")["code"], "notfound")
+        self.assertEqual(self.fails(1, "no file 'trubo'", "plan", "--lora", "trubo")["code"], "notfound")
         self.assertIn("did you mean 'turbo'?", self.fails(1, "trubo", "plan", "--lora", "trubo")["message"])
         self.fails(1, "'no/such.safetensors'", "plan", "--lora", "no/such.safetensors:0.5")
         self.assertEqual(self.fails(1, "'./nowhere'", "plan", "--model", "./nowhere", "--lora", "turbo")["code"], "notfound")

@@ -49,11 +49,10 @@ static void a_miss_says_what_there_is(void **state)
     static const struct {
         const char *word, *msg;
     } bad[] = {
-        {"trubo", "adapter 'trubo': no such file, and no bundled adapter has that name; did you "
-                  "mean 'turbo'?"},
+        {"trubo", "no file 'trubo', and no bundled adapter of that name; did you mean 'turbo'?"},
         {"zzzzzzzz", "there are 'night', 'noto', 'turbo'"},
-        {"no/such", "adapter 'no/such': no such file or directory"},
-        {"../adapters/noto", "no such file or directory"},
+        {"no/such", "no file or directory 'no/such'"},
+        {"../adapters/noto", "no file or directory"},
         {"..", NULL}, /* a directory that exists: a path, for the library to judge */
     };
 
