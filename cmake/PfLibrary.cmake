@@ -37,6 +37,10 @@ set_target_properties(pageflip PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BI
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/share")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}/data" "${PROJECT_BINARY_DIR}/share/pageflip" SYMBOLIC)
 
+# An installed program must find the pthread flavour of OpenBLAS, whatever the system's alternatives point at.
+get_filename_component(openblas_dir "${PF_OPENBLAS}" DIRECTORY)
+set_target_properties(pageflip pageflip_shared PROPERTIES INSTALL_RPATH "${openblas_dir}")
+
 set(generated_docs)
 foreach(shell IN ITEMS bash zsh)
   add_custom_command(OUTPUT "${PROJECT_BINARY_DIR}/completion.${shell}"
@@ -62,7 +66,8 @@ install(FILES "${PROJECT_BINARY_DIR}/pageflip.pc" DESTINATION "${CMAKE_INSTALL_L
 install(FILES "${PROJECT_BINARY_DIR}/completion.bash" DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions" RENAME pageflip)
 install(FILES "${PROJECT_BINARY_DIR}/completion.zsh" DESTINATION "${CMAKE_INSTALL_DATADIR}/zsh/site-functions" RENAME _pageflip)
 install(DIRECTORY data/emoji-dit data/adapters DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip")
-install(FILES data/README.md LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES data/README.md DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip") # the attribution stays with the weights
+install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME pageflip)
@@ -71,6 +76,7 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-pthread)
 set(CPACK_DEBIAN_PACKAGE_SECTION graphics)
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
 include(CPack)

@@ -63,8 +63,10 @@ class Install(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(os.path.join(moved, "bin", "..", "share", "pageflip"), done.stdout)
         for path in ("include/pageflip.h", "share/bash-completion/completions/pageflip", "share/zsh/site-functions/_pageflip",
-                     "share/pageflip/adapters/turbo.safetensors"):
+                     "share/pageflip/adapters/turbo.safetensors", "share/pageflip/README.md"):
             self.assertTrue(os.path.exists(os.path.join(moved, path)), path)
+        dynamic = run("readelf", "-d", os.path.join(moved, "bin", "pageflip")).stdout
+        self.assertRegex(dynamic, r"RUNPATH.*openblas-pthread")
         if shutil.which("scdoc"):
             self.assertTrue(os.path.exists(os.path.join(moved, "share", "man", "man1", "pageflip.1")))
 
