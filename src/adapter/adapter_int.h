@@ -108,10 +108,8 @@ struct ad_input {
 int adapter_parse(struct pf_adapter *a, const struct ad_input *in, pf_error *err);
 void adapter_release(struct pf_adapter *a);
 
-/* source.c: reads every byte once, front to back: digest and scan in one pass. */
+/* source.c: reads every byte once, front to back: digest, max_abs, and PF_E_NONFINITE naming tensor and element. */
 int source_open(struct pf_adapter *a, const char *path, pf_error *err);
-/* PF_E_NONFINITE naming tensor and element. Sets max_abs. For factors only. */
-int source_scan(struct ad_tensor *t, const char *path, pf_error *err);
 
 /* module.c */
 int modules_build(struct pf_adapter *a, pf_error *err);

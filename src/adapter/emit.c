@@ -119,6 +119,7 @@ static int emit_lora_transposed(const struct emit *e, const struct ad_module *m,
     if (w->shape.rank != 2 || shape_cols(&down->shape) != w->shape.dim[0] ||
         shape_rows(&up->shape) != w->shape.dim[1])
         return mismatch(e, m, up, down, w, "it is stored transposed (in, out)");
+    d->n_rows = w->shape.dim[0];
     set(d, 0, transposed(whole(down)), down);
     set(d, 1, transposed(whole(up)), up);
     return PF_OK;

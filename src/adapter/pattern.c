@@ -38,7 +38,7 @@ struct translation {
     struct str in;
     size_t i;
     struct strbuf *out;
-    unsigned n_repeats, depth;
+    unsigned n_repeats, n_groups, n_open;
 };
 
 /* A backslash and what follows. */
@@ -129,7 +129,8 @@ static bool translate_one(struct translation *t)
     case '(':
         strbuf_add(t->out, &c, 1);
         t->i++;
-        if (++t->depth > 16)
+        t->n_open++;
+        if (++t->n_groups > 16)
             return false;
         if (t->i < t->in.n &&
             t->in.p[t->i] == '?') { /* (?: is a group; lookaround and flags are not */
@@ -139,6 +140,14 @@ static bool translate_one(struct translation *t)
         }
         /* What may not begin a group in one of the two languages. */
         return t->i < t->in.n && strchr("*+?{|)", t->in.p[t->i]) == NULL;
+    case '|':
+        strbuf_add(t->out, &c, 1);
+        t->i++;
+        return t->i >= t->in.n || strchr("*+?{", t->in.p[t->i]) == NULL;
+    case ')':
+        strbuf_add(t->out, &c, 1);
+        t->i++;
+        return t->n_open-- > 0;
     case '}':
     case '\0':
         return false;
@@ -159,7 +168,7 @@ static bool translate(struct str in, struct strbuf *out)
         if (!translate_one(&t))
             return false;
     strbuf_adds(out, ")$");
-    return strbuf_ok(out);
+    return t.n_open == 0 && strbuf_ok(out);
 }
 
 /* ------------------------------------------------------------------------------------------------- public */

@@ -458,8 +458,8 @@ static int finish(struct resolver *r, struct resolution *out)
     copy_notes(&r->notes, &r->a->notes);
     scales_remark(r->a, r->opts->has_alpha, r->opts->alpha, &r->notes);
     if (r->n_elsewhere > 0)
-        notes_addf(&r->notes, "%zu modules are for other components than '%s' and are left out",
-                   r->n_elsewhere, r->opts->target);
+        notes_addf(&r->notes, "what is for other components than '%s' is left out: %zu module%s",
+                   r->opts->target, r->n_elsewhere, r->n_elsewhere == 1 ? "" : "s");
     if (r->notes.is_failed)
         return err_nomem(r->err, 0, "notes");
     uint32_t n_matched = 0;

@@ -240,10 +240,10 @@ int scales_build(struct pf_adapter *a, pf_error *err)
     }
     if (rc == PF_OK && g.n_wrong > 0)
         rc = err_set(err, PF_E_MISMATCH,
-                     "adapter '%s': the factors of %zu modules disagree with %s, so no scale is "
+                     "adapter '%s': the factors of %zu module%s disagree with %s, so no scale is "
                      "right: %s%s",
-                     a->path, g.n_wrong, g.wrong_what, strbuf_z(&g.wrong_ranks),
-                     g.n_wrong > AD_LIST_MAX ? ", and more" : "");
+                     a->path, g.n_wrong, g.n_wrong == 1 ? "" : "s", g.wrong_what,
+                     strbuf_z(&g.wrong_ranks), g.n_wrong > AD_LIST_MAX ? ", and more" : "");
     strbuf_release(&g.wrong_ranks);
     return rc;
 }
@@ -312,10 +312,12 @@ static void remark_far(const struct pf_adapter *a, bool has_alpha, double alpha,
             list_module(&far, m, s);
     }
     if (far.n > 0)
-        notes_addf(notes,
-                   "warning: the scale of %zu modules is more than 4 times off the most common one "
-                   "(%.6g): %s%s",
-                   far.n, common, strbuf_z(&far.text), far.n > AD_LIST_MAX ? ", and more" : "");
+        notes_addf(
+            notes,
+            "warning: the scale of %zu module%s is more than 4 times off the most common one "
+            "(%.6g): %s%s",
+            far.n, far.n == 1 ? "" : "s", common, strbuf_z(&far.text),
+            far.n > AD_LIST_MAX ? ", and more" : "");
     strbuf_release(&far.text);
 }
 
@@ -352,7 +354,8 @@ void scales_remark(const struct pf_adapter *a, bool has_alpha, double alpha, str
         if (module_has_scale(&a->modules[i]) && module_scale(&a->modules[i], has_alpha, alpha) == 0)
             list_module(&zero, &a->modules[i], 0);
     if (zero.n > 0)
-        notes_addf(notes, "alpha 0 adds nothing: %zu modules: %s%s", zero.n, strbuf_z(&zero.text),
+        notes_addf(notes, "alpha 0 adds nothing: %zu module%s: %s%s", zero.n,
+                   zero.n == 1 ? "" : "s", strbuf_z(&zero.text),
                    zero.n > AD_LIST_MAX ? ", and more" : "");
     strbuf_release(&zero.text);
     remark_far(a, has_alpha, alpha, notes);

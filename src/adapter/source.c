@@ -116,13 +116,6 @@ static int scan_block(struct ad_tensor *t, const char *path, const uint8_t *p, s
     return PF_OK;
 }
 
-int source_scan(struct ad_tensor *t, const char *path, pf_error *err)
-{
-    if (!dtype_is_factor(t->dtype) || t->n_bytes == 0)
-        return PF_OK;
-    return scan_block(t, path, t->p, t->n_bytes / dtype_size(t->dtype), err);
-}
-
 static bool is_factor(const struct pf_adapter *a, const struct ad_tensor *t)
 {
     if (t->i_module < 0 || !dtype_is_factor(t->dtype))

@@ -257,7 +257,7 @@ static void alpha_0_adds_nothing_and_says_so(void **state)
     resolve_file(&b, state, specs(PAIR0, "blocks.0.a.alpha - =0", PAIR1, "blocks.1.a.alpha - =2"));
     assert_true(delta_on(&b, "blocks.0.a.weight")->scale == 0);
     assert_true(delta_on(&b, "blocks.1.a.weight")->scale == 1);
-    assert_true(has_note(&b, "adds nothing: 1 modules: 'blocks.0.a'"));
+    assert_true(has_note(&b, "adds nothing: 1 module: 'blocks.0.a'"));
     assert_false(has_note(&b, "times off")); /* zero is no outlier */
     release(&b);
 }
