@@ -287,11 +287,14 @@ int file_reserve(int fd, uint64_t n_bytes, const char *path, pf_error *err)
 {
     if (!n_bytes)
         return PF_OK;
-    int sys_errno = fault_errno(fault_point(FAULT_AT_WRITE));
+    const enum fault fault = fault_point(FAULT_AT_WRITE);
+    int sys_errno = fault_errno(fault);
     while (!sys_errno && fallocate(fd, 0, 0, (off_t)n_bytes)) {
         if (errno != EINTR)
             sys_errno = errno;
     }
+    if (fault == FAULT_TEAR)
+        fault_die();
     if (sys_errno == EOPNOTSUPP || sys_errno == ENOSYS)
         return PF_OK; /* the writes themselves will find out */
     if (sys_errno)

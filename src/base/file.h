@@ -68,9 +68,11 @@ int file_mkdirs(const char *dir, pf_error *err);       /* like mkdir -p, 0777 & 
 int file_remove_tree(const char *path, pf_error *err); /* absent is fine; follows no link */
 uint64_t file_free_bytes(const char *path); /* for an unprivileged writer; 0 when unknown */
 
-/* flock-based, advisory, released with the process. */
+/* flock-based, advisory, released with the process. A child of fork shares it: only the process that took it gives it back; a child
+ * that releases, exits or execs changes nothing for its parent, and a parent that releases does not wait for its children. */
 struct file_lock {
     int fd;
+    int64_t pid; /* who took it */
 };
 int file_lock_try(struct file_lock *l, const char *path,
                   pf_error *err); /* PF_E_BUSY when somebody has it */

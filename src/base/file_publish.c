@@ -33,13 +33,16 @@ int file_rename(const char *from, const char *to, pf_error *err)
 
 int file_sync_dir(const char *dir, pf_error *err)
 {
-    int sys_errno = fault_errno(fault_point(FAULT_AT_STEP));
+    const enum fault fault = fault_point(FAULT_AT_STEP);
+    int sys_errno = fault_errno(fault);
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return err_sys(err, errno, "open directory '%s'", dir);
     if (!sys_errno && fsync(fd))
         sys_errno = errno;
     (void)close(fd); /* only synced */
+    if (fault == FAULT_TEAR)
+        fault_die();
     if (sys_errno == EINVAL || sys_errno == EROFS)
         return PF_OK; /* a file system that cannot sync directories has no more to offer */
     return sys_errno ? err_sys(err, sys_errno, "sync directory '%s'", dir) : PF_OK;
@@ -164,7 +167,7 @@ static int lock_try(struct file_lock *l, const char *path, int operation, pf_err
             }
         }
         if (!sys_errno && is_still_there(fd, path)) {
-            l->fd = fd;
+            *l = (struct file_lock){.fd = fd, .pid = getpid()};
             return PF_OK;
         }
         (void)close(fd); /* gives a useless lock back */
@@ -189,7 +192,10 @@ int file_lock_shared_try(struct file_lock *l, const char *path, pf_error *err)
 void file_lock_release(struct file_lock *l)
 {
     if (l && l->fd >= 0) {
-        (void)close(l->fd); /* closing is what unlocks */
+        /* Closing alone would leave the lock with children that were forked meanwhile; unlocking in a child would take it from us. */
+        if (l->pid == getpid())
+            (void)flock(l->fd, LOCK_UN);
+        (void)close(l->fd);
         l->fd = -1;
     }
 }

@@ -68,7 +68,7 @@ static int merge(struct pf_checkpoint *ckpt, struct pf_composition *comp, const 
         rc = plan_build(ckpt, comp, opts->i_part, n_parts, &plan, err);
         if (!rc)
             rc = write_output(&plan, &s, opts, report, err);
-    } else if (rc == PF_E_EXISTS && !opts->force && file_kind(s.plan_file) == FILE_REGULAR &&
+    } else if (rc == PF_E_EXISTS && !opts->force && file_kind(s.dir) == FILE_DIRECTORY &&
                !plan_build(ckpt, comp, opts->i_part, n_parts, &plan, NULL) &&
                stage_was_published(&s, &plan)) {
         /* Ours: a killed run of this very merge got as far as the rename. */

@@ -104,7 +104,7 @@ struct stage {
     const struct export_plan *plan;
     char *out, *out_dir; /* the final name, without trailing slashes, and its directory */
     char *dir;           /* OUT.partial */
-    char *payload, *old, *plan_file, *lock; /* in it */
+    char *payload, *old, *plan_file, *done_file, *lock; /* in it */
     struct file_lock part_lock, shared_lock;
     bool is_force;
 };

@@ -8,6 +8,7 @@
  *     journal.<i>   what of part i is durable
  *     out           the output itself, a file or a directory
  *     old           the directory that a forced merge replaces, between two renames
+ *     done          the plan, renamed when the output has its final name and only tidying is left
  *
  * Must never remove or replace what is not a partial output of ours or a checkpoint that the caller said to replace.
  */
@@ -31,7 +32,7 @@
 
 int stage_init(struct stage *s, const char *out_path, bool is_force, pf_error *err)
 {
-    struct stage t = {.is_force = is_force, .part_lock = {-1}, .shared_lock = {-1}};
+    struct stage t = {.is_force = is_force, .part_lock = {.fd = -1}, .shared_lock = {.fd = -1}};
     struct strbuf b;
     size_t n = strlen(out_path);
     while (n > 1 && out_path[n - 1] == '/')
@@ -47,10 +48,11 @@ int stage_init(struct stage *s, const char *out_path, bool is_force, pf_error *e
         t.payload = path_join(t.dir, "out");
         t.old = path_join(t.dir, "old");
         t.plan_file = path_join(t.dir, "plan");
+        t.done_file = path_join(t.dir, "done");
         t.lock = path_join(t.dir, "lock");
     }
     *s = t;
-    if (t.out && t.out_dir && t.payload && t.old && t.plan_file && t.lock)
+    if (t.out && t.out_dir && t.payload && t.old && t.plan_file && t.done_file && t.lock)
         return PF_OK;
     export_stage_release(s);
     return err_nomem(err, n, "paths of the output");
@@ -68,8 +70,9 @@ void export_stage_release(struct stage *s)
     mem_free(s->payload);
     mem_free(s->old);
     mem_free(s->plan_file);
+    mem_free(s->done_file);
     mem_free(s->lock);
-    *s = (struct stage){.part_lock = {-1}, .shared_lock = {-1}};
+    *s = (struct stage){.part_lock = {.fd = -1}, .shared_lock = {.fd = -1}};
 }
 
 static char *numbered(const struct stage *s, const char *name, uint32_t i)
@@ -171,15 +174,20 @@ static void plan_text(const struct stage *s, char text[DIGEST_HEX_LEN + 2])
     text[DIGEST_HEX_LEN + 1] = '\0';
 }
 
-static bool is_plan_ours(const struct stage *s)
+static bool is_plan_in(const struct stage *s, const char *path)
 {
     char want[DIGEST_HEX_LEN + 2], *got = NULL;
     size_t n = 0;
     plan_text(s, want);
-    const bool is = !file_read_all(s->plan_file, PLAN_BYTES_MAX, &got, &n, NULL) &&
+    const bool is = !file_read_all(path, PLAN_BYTES_MAX, &got, &n, NULL) &&
                     n == DIGEST_HEX_LEN + 1 && !memcmp(got, want, n);
     mem_free(got);
     return is;
+}
+
+static bool is_plan_ours(const struct stage *s)
+{
+    return is_plan_in(s, s->plan_file);
 }
 
 static bool are_files_whole(const struct export_plan *plan)
@@ -467,19 +475,24 @@ static int move_into_place(struct stage *s, pf_error *err)
         return rc;
     }
     rc = file_sync_dir(s->dir, err);
-    return rc ? rc : file_sync_dir(s->out_dir, err);
+    if (!rc)
+        rc = file_sync_dir(s->out_dir, err);
+    if (!rc)
+        (void)rename(s->plan_file,
+                     s->done_file); /* a kill while tidying is told from a start over */
+    return rc;
 }
 
 bool stage_was_published(struct stage *s, struct export_plan *plan)
 {
-    return !set_paths(s, plan, NULL) && file_kind(s->payload) == FILE_ABSENT && is_plan_ours(s) &&
-           are_all_durable(s);
+    return !set_paths(s, plan, NULL) && file_kind(s->payload) == FILE_ABSENT &&
+           (is_plan_in(s, s->done_file) || (is_plan_ours(s) && are_all_durable(s)));
 }
 
 int stage_publish(struct stage *s, stage_wait_fn wait, void *wait_ctx, bool *out_is_complete,
                   pf_error *err)
 {
-    struct file_lock finish = {-1};
+    struct file_lock finish = {.fd = -1};
     char *path = path_join(s->dir, "finish");
     int rc = path ? PF_E_BUSY : err_nomem(err, 0, "a path");
     while (rc == PF_E_BUSY) {
@@ -509,7 +522,7 @@ int stage_publish(struct stage *s, stage_wait_fn wait, void *wait_ctx, bool *out
 
 void stage_tidy(struct stage *s)
 {
-    static const char *const last[] = {"finish", "lock"};
+    static const char *const last[] = {"finish", "done", "lock"};
     char **names = NULL;
     size_t n = 0;
     if (discard(s, NULL) || file_list(s->dir, &names, &n, NULL))

@@ -205,6 +205,16 @@ static int do_item(struct run *r, struct worker *w, const struct item *item, pf_
                            f->path_out, err);
 }
 
+/* What went wrong with the base is a better story than what that did to a read. */
+static void fail_item(struct run *r, int rc, const pf_error *err)
+{
+    pf_error why = {0};
+    const int rc_base = pf_checkpoint_verify(r->plan->ckpt, &why);
+    if (rc_base)
+        stage_distrust(r->stage);
+    fail(r, rc_base ? rc_base : rc, rc_base ? &why : err);
+}
+
 /* Starts the write-back of an item and waits for that of an earlier one. Errors show at the commit's sync. */
 static void push_out(struct run *r, struct worker *w, const struct item *item)
 {
@@ -249,7 +259,7 @@ static void task(void *ctx, size_t i_task, unsigned i_worker)
     const int rc = do_item(r, w, item, &err);
     pages_behind(&r->pages, r->plan, i);
     if (rc) {
-        fail(r, rc, &err);
+        fail_item(r, rc, &err);
         return;
     }
     push_out(r, w, item);
