@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/proc.h"
-#include "bench/bench_int.h"
+#include "bench/stats.h"
 #include "merge/kernel.h"
 #include "merge/merge.h"
 #include "model/gemm.h"

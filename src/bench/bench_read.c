@@ -7,8 +7,8 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/proc.h"
-#include "bench/bench_int.h"
 #include "bench/bench_merge.h"
+#include "bench/stats.h"
 #include "tensor/dtype.h"
 #include "view/view.h"
 

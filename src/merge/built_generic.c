@@ -1,4 +1,7 @@
-/* Which kernels this build has, where no vector kernel was written for the architecture: the scalar one. */
+/*
+ * Which kernels this build has, where no vector kernel was written for the architecture: the scalar one. CMake picks this
+ * file or built_x86.c.
+ */
 #include "merge/kernel.h"
 
 #include <stddef.h>

@@ -1,4 +1,6 @@
-/* Which kernels this build has, on x86-64. CMake picks this file or built_generic.c; cpu_has says what the CPU can run. */
+/*
+ * Which kernels this build has, on x86-64. CMake picks this file or built_generic.c; cpu_has says what the CPU can run.
+ */
 #include "merge/kernel.h"
 
 extern const struct kernel kernel_avx2;

@@ -1,5 +1,5 @@
 /*
- * Loops per instruction set: what merge.c and terms.c ask of a kernel. One source (kernel_body.h) is compiled once per
+ * Loops per instruction set: what merge.c and terms.c ask of a kernel. One source (kernel_body.inc) is compiled once per
  * instruction set; kernel_scalar is the oracle. Every output element is one chain of its own, so the bytes cannot depend on how wide
  * a vector is or how a block is cut. Kernels never allocate, never look at a tensor's file, never read or write out of bounds
  * of `base` and `out` (the f32 tiles are padded to nr columns and mr rows, and may be touched there).

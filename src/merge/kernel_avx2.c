@@ -144,4 +144,4 @@ static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t 
     _mm256_storeu_si256((__m256i *)(void *)out, rounded);
 }
 
-#include "merge/kernel_body.h"
+#include "merge/kernel_body.inc"

@@ -140,4 +140,4 @@ static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t 
     _mm512_storeu_si512(out, _mm512_mask_mov_epi16(rounded, is_nan, w));
 }
 
-#include "merge/kernel_body.h"
+#include "merge/kernel_body.inc"

@@ -128,4 +128,4 @@ static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t 
     (void)out;
 }
 
-#include "merge/kernel_body.h"
+#include "merge/kernel_body.inc"

@@ -1,5 +1,7 @@
-/* Medians and result fields, shared by the measurements of bench/. */
-#include "bench/bench_int.h"
+/*
+ * Medians and result fields, shared by the measurements of bench/.
+ */
+#include "bench/stats.h"
 
 double bench_median(double *values, size_t n)
 {

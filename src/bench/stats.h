@@ -1,8 +1,8 @@
 /*
  * What the measurements share: medians, and numbers of a result for printing. Not for use outside bench/.
  */
-#ifndef PF_BENCH_BENCH_INT_H
-#define PF_BENCH_BENCH_INT_H
+#ifndef PF_BENCH_STATS_H
+#define PF_BENCH_STATS_H
 
 #include "base/json.h"
 
