@@ -12,13 +12,11 @@
 #include "base/mem.h"
 #include "cli/option.h"
 
-#ifndef PF_DATADIR_FROM_BINDIR
-#define PF_DATADIR_FROM_BINDIR "../share/pageflip"
-#endif
 #define SUFFIX ".safetensors"
 
 int bundled_data(char **out_dir, pf_error *err)
 {
+    /* PF_DATADIR_FROM_BINDIR: CMake's relative path between the two, "../share/pageflip". */
     static const char *const places[] = {"share/pageflip", PF_DATADIR_FROM_BINDIR};
     char exe[PATH_MAX], *dir = NULL;
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);

@@ -32,7 +32,7 @@ static const struct opt opts[] = {
      offsetof(struct plan_args, allow_unmatched), NULL, 0, 0, false},
 };
 
-static void print_plan(const struct out *o, const struct setup *s, const struct estimate *est)
+static void print_plan(const struct out *o, const struct estimate *est)
 {
     char a[16], b[16];
 
@@ -43,7 +43,6 @@ static void print_plan(const struct out *o, const struct setup *s, const struct 
     out_field(o, "time",
               est->seconds < 1 ? "under a second" : "about %.0f s, if the disk takes 1 GB/s",
               est->seconds);
-    (void)s;
 }
 
 static int run(struct out *o, const void *p)
@@ -82,7 +81,7 @@ static int run(struct out *o, const void *p)
         status = out_json(o, doc);
     } else {
         setup_print(o, &s);
-        print_plan(o, &s, &est);
+        print_plan(o, &est);
         if (is_refused)
             out_field(o, "merge",
                       "would refuse: %u key%s match%s nothing; --allow-unmatched leaves "

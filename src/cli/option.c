@@ -4,6 +4,7 @@
  */
 #include "cli/option.h"
 
+#include <assert.h>
 #include <getopt.h>
 #include <math.h>
 #include <string.h>
@@ -230,6 +231,7 @@ int args_parse(const struct command *cmd, int argc, char **argv, void *args, pf_
     const struct opt *opt;
     int c, rc;
 
+    assert(cmd->n_opts + n_common_opts <= N_OPTS_MAX);
     build_tables(cmd, longs, shorts);
     optind = 0;
     opterr = 0;
