@@ -21,32 +21,13 @@
 
 /* -------------------------------------------------------------------------------------- open and close */
 
-/* The cache directory by precedence; NULL: none, and the note says why. Owned by caller. */
-static char *cache_dir(struct pf_engine *e, const char *asked)
-{
-    const char *env = getenv("PAGEFLIP_CACHE"), *xdg = getenv("XDG_CACHE_HOME"),
-               *home = getenv("HOME");
-    const char *dir = asked && *asked ? asked : env && *env ? env : NULL;
-    if (dir && strcmp(dir, "off") == 0) {
-        snprintf(e->cache_note, sizeof e->cache_note, "the cache is off");
-        return NULL;
-    }
-    if (dir)
-        return mem_strdup(dir);
-    if (xdg && *xdg)
-        return path_join(xdg, "pageflip");
-    if (home && *home)
-        return path_join(home, ".cache/pageflip");
-    snprintf(e->cache_note, sizeof e->cache_note,
-             "no cache: neither --cache-dir, PAGEFLIP_CACHE, XDG_CACHE_HOME nor HOME is set");
-    return NULL;
-}
-
 static void open_store(struct pf_engine *e, const struct pf_engine_opts *o)
 {
     pf_error why;
-    char *dir = cache_dir(e, o->cache_dir);
-    if (dir && overlay_store_open(dir, o->cache_budget_bytes, &e->store, &why)) {
+    char *dir = NULL;
+    if (overlay_cache_dir(o->cache_dir, &dir, &why)) {
+        snprintf(e->cache_note, sizeof e->cache_note, "%.500s", why.msg);
+    } else if (overlay_store_open(dir, o->cache_budget_bytes, &e->store, &why)) {
         snprintf(e->cache_note, sizeof e->cache_note, "%.500s", why.msg);
         log_at(PF_LOG_WARN, "%s; streaming without it", why.msg);
     }
@@ -450,6 +431,8 @@ static int change_publish(struct change *c, struct pf_view **out_view, pf_error 
         rc = pf_checkpoint_verify(e->ckpt, err);
     if (rc == PF_OK)
         rc = engine_serve(e, comp, c->way, &s, err);
+    if (rc == PF_OK)
+        targets_prune(comp, c->targets);
     pf_composition_free(comp);
     if (rc)
         return rc;

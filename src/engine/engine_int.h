@@ -166,4 +166,7 @@ int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targe
                     const struct pf_composition_opts *opts, struct pf_composition **out,
                     pf_error *err);
 
+/* Drops entries from targets in which their adapter changes nothing: `all` means all that it addresses. */
+void targets_prune(const struct pf_composition *comp, struct target_state *targets);
+
 #endif

@@ -110,6 +110,47 @@ static void list_add(struct lora_list *l, const struct target_entry *e, double f
     strbuf_adds(&l->targets[l->n++], component);
 }
 
+static bool names_all(const struct pf_checkpoint *ckpt, const struct strbuf *list)
+{
+    for (uint32_t c = 0; c < ckpt->n_components; c++)
+        if (!is_in_list(list, str_of(ckpt->components[c].name)))
+            return false;
+    return true;
+}
+
+static bool acts_on(const struct pf_composition *comp, const struct pf_adapter *a,
+                    uint32_t i_component)
+{
+    for (size_t i = 0; i < comp->n_entries; i++) {
+        const struct resolution *r = &comp->entries[i].res;
+        for (size_t k = 0; comp->entries[i].adapter == a && k < r->n_deltas; k++)
+            if (comp->ckpt->tensors[r->deltas[k].i_tensor].i_component == i_component)
+                return true;
+    }
+    return false;
+}
+
+void targets_prune(const struct pf_composition *comp, struct target_state *targets)
+{
+    for (uint32_t c = 0; c < comp->ckpt->n_components; c++) {
+        struct target_state *t = &targets[c];
+        size_t n = 0;
+        if (t->phase != TARGET_ACTIVE)
+            continue;
+        for (size_t i = 0; i < t->n_entries; i++) {
+            if (acts_on(comp, t->entries[i].adapter, c)) {
+                t->entries[n++] = t->entries[i];
+            } else {
+                mem_free(t->entries[i].nickname);
+                pf_adapter_close(t->entries[i].adapter);
+            }
+        }
+        t->n_entries = n;
+        if (n == 0)
+            target_release(t);
+    }
+}
+
 int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targets,
                     const struct pf_composition_opts *opts, struct pf_composition **out,
                     pf_error *err)
@@ -129,7 +170,7 @@ int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targe
             for (size_t i = 0; i < targets[c].n_entries; i++)
                 list_add(&l, &targets[c].entries[i], targets[c].factor, ckpt->components[c].name);
     for (size_t i = 0; rc == PF_OK && i < l.n; i++) {
-        l.loras[i].target = strbuf_z(&l.targets[i]);
+        l.loras[i].target = names_all(ckpt, &l.targets[i]) ? NULL : strbuf_z(&l.targets[i]);
         if (!strbuf_ok(&l.targets[i]))
             rc = err_nomem(err, 0, "a target list");
     }
