@@ -217,6 +217,11 @@ struct pf_adapter_module {
     double scale;
 };
 
+/*
+ * What the file says of itself is checked here, what it says of a base when it is composed. PF_E_NOTFOUND; PF_E_FORMAT;
+ * PF_E_UNSUPPORTED (a family, field or file type, by name); PF_E_MISMATCH (factors against each other or against their config);
+ * PF_E_CONFLICT (two spellings of one tensor); PF_E_NONFINITE.
+ */
 PF_API int pf_adapter_open(const char *path, struct pf_adapter **out_adapter, pf_error *err);
 PF_API void pf_adapter_close(struct pf_adapter *adapter);
 PF_API void pf_adapter_info(const struct pf_adapter *adapter, struct pf_adapter_info *out_info);
@@ -410,6 +415,10 @@ struct pf_generate_opts {
     uint32_t batch;          /* images that share a pass; 0: chosen. Does not change any picture */
     pf_progress_fn progress;
     void *progress_ctx;
+    /* Pictures of several requests in one call: NULL, or n_images of each. Picture i is then the one that a call with seed seeds[i]
+     * draws at place indices[i]. */
+    const uint64_t *seeds;
+    const uint32_t *indices;
 };
 
 struct pf_generate_report {
@@ -430,6 +439,9 @@ PF_API int pf_generate(struct pf_model *model, struct pf_view *view,
 /* Pictures. A sheet lays n equal pictures out in n_cols columns, enlarged `zoom` times. */
 PF_API int pf_png_write(const char *path, const uint8_t *rgb, uint32_t width, uint32_t height,
                         pf_error *err);
+/* The same bytes into memory. out NULL: *io_n_bytes becomes a size that suffices; else it is the room, and becomes the length. */
+PF_API int pf_png_encode(const uint8_t *rgb, uint32_t width, uint32_t height, uint8_t *out,
+                         size_t *io_n_bytes, pf_error *err);
 PF_API int pf_sheet_write(const char *path, const uint8_t *rgb, uint32_t n, uint32_t width,
                           uint32_t height, uint32_t n_cols, uint32_t zoom, pf_error *err);
 

@@ -295,6 +295,11 @@ int config_components(struct arena *arena, const struct json *root, const char *
         char *copy = arena_strndup(arena, component.p, component.n);
         if (copy == NULL)
             return err_nomem(err, component.n, "components");
+        /* PEFT writes every field: without r this is another document, and its defaults would be guesses. */
+        struct reader r = {.root = root, .component = {copy, component.n}};
+        if (field(&r, "r") == NULL)
+            return err_set(err, PF_E_FORMAT, "%s: no '%s%sr' in it: it is no LoRA config", what,
+                           copy, component.n > 0 ? "." : "");
         found[n++] = (struct str){copy, component.n};
     }
     *out = found;

@@ -82,9 +82,11 @@ static struct str module_of(struct str tensor)
     return tensor;
 }
 
-static bool add_flat(struct base_names *b, size_t n_prefix, struct str path, uint32_t i_component)
+/* An entry for path without its first n_prefix and its last n_tail bytes. */
+static bool add_flat(struct base_names *b, size_t n_prefix, size_t n_tail, struct str path,
+                     uint32_t i_component)
 {
-    struct str rest = str_cut_front(path, n_prefix);
+    struct str rest = str_cut_back(str_cut_front(path, n_prefix), n_tail);
     char *flat = arena_strndup(&b->arena, rest.p, rest.n);
     if (flat == NULL)
         return false;
@@ -96,22 +98,32 @@ static bool add_flat(struct base_names *b, size_t n_prefix, struct str path, uin
     return true;
 }
 
+static bool add_names(struct base_names *b, struct str path, uint32_t i_component)
+{
+    size_t n_prefix = 0, n_tail = str_ends(path, ".in_proj_weight") ? 7 : 0; /* also `in_proj` */
+    for (size_t k = 1; k < PF_COUNTOF(base_prefixes) && n_prefix == 0; k++)
+        if (str_starts(path, base_prefixes[k]))
+            n_prefix = strlen(base_prefixes[k]);
+    bool is_good = add_flat(b, 0, 0, path, i_component);
+    if (is_good && n_prefix > 0)
+        is_good = add_flat(b, n_prefix, 0, path, i_component);
+    if (is_good && n_tail > 0)
+        is_good = add_flat(b, 0, n_tail, path, i_component);
+    if (is_good && n_prefix > 0 && n_tail > 0)
+        is_good = add_flat(b, n_prefix, n_tail, path, i_component);
+    return is_good;
+}
+
 int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt, int64_t i_target,
                     pf_error *err)
 {
     *b = (struct base_names){.ckpt = ckpt, .i_target = i_target};
     arena_init(&b->arena);
-    b->flat = mem_calloc((size_t)ckpt->n_tensors * 2 + 1, sizeof *b->flat);
+    b->flat = mem_calloc((size_t)ckpt->n_tensors * 4 + 1, sizeof *b->flat);
     bool is_good = b->flat != NULL;
     for (uint32_t i = 0; is_good && i < ckpt->n_tensors; i++) {
         const struct ckpt_tensor *t = &ckpt->tensors[i];
-        struct str path = module_of(t->name);
-        is_good = add_flat(b, 0, path, t->i_component);
-        for (size_t k = 1; is_good && k < PF_COUNTOF(base_prefixes); k++)
-            if (str_starts(path, base_prefixes[k])) {
-                is_good = add_flat(b, strlen(base_prefixes[k]), path, t->i_component);
-                break;
-            }
+        is_good = add_names(b, module_of(t->name), t->i_component);
     }
     if (!is_good) {
         base_names_release(b);
@@ -239,8 +251,9 @@ static bool hit_path(struct hits *h, uint32_t i_component, struct str path)
             m.i_bias = find_joined(h, i_component, str_cut_back(path, 6), "bias");
     }
     if (m.i_weight < 0 && m.i_bias < 0) {
-        m.i_weight = find_joined(h, i_component, path, ".in_proj_weight");
-        m.i_bias = find_joined(h, i_component, path, ".in_proj_bias");
+        bool is_named = str_ends(path, ".in_proj"); /* a Linear elsewhere, two parameters here */
+        m.i_weight = find_joined(h, i_component, path, is_named ? "_weight" : ".in_proj_weight");
+        m.i_bias = find_joined(h, i_component, path, is_named ? "_bias" : ".in_proj_bias");
     }
     if (m.i_weight < 0 && m.i_bias < 0)
         return false;

@@ -19,7 +19,7 @@ struct resolver {
     bool *is_left_out;    /* of each tensor: a leaf of a placed module that has no target */
     struct delta_list deltas;
     struct unmatched *unmatched;
-    size_t n_unmatched, cap_unmatched, n_elsewhere;
+    size_t n_unmatched, cap_unmatched, n_elsewhere, n_nearest;
     struct ad_notes notes;
     pf_error *err;
 };
@@ -31,40 +31,63 @@ static const char *path_of(const struct resolver *r)
 
 /* --------------------------------------------------------------------------------------------- what matches */
 
-static int add_unmatched(struct resolver *r, const struct ad_tensor *t, const char *nearest)
+static int add_unmatched(struct resolver *r, const struct ad_tensor *t, const char *name)
 {
     if (!mem_grow((void **)&r->unmatched, &r->cap_unmatched, r->n_unmatched, sizeof *r->unmatched))
         return err_nomem(r->err, sizeof *r->unmatched, "unmatched keys");
-    r->unmatched[r->n_unmatched++] = (struct unmatched){.key = t->name.p, .nearest = nearest};
+    r->unmatched[r->n_unmatched++] = (struct unmatched){.key = t->name.p, .nearest = name};
     return PF_OK;
+}
+
+/* Tensors of the base that a place covers, each with a weight, a bias, or both. */
+static uint32_t n_parts(const struct place *p)
+{
+    if (p->kind == PLACE_SPREAD)
+        return p->n_slots;
+    return p->kind >= PLACE_WHOLE ? 1 : 0;
+}
+
+static bool has_weight(const struct place *p)
+{
+    for (uint32_t k = 0; k < n_parts(p); k++)
+        if (p->parts[k].i_weight < 0)
+            return false;
+    return true;
+}
+
+static bool has_bias(const struct place *p)
+{
+    for (uint32_t k = 0; k < n_parts(p); k++)
+        if (p->parts[k].i_bias < 0)
+            return false;
+    return true;
 }
 
 static int place_modules(struct resolver *r)
 {
     for (size_t i = 0; i < r->a->n_modules; i++) {
-        int rc = place_find(&r->names, path_of(r), &r->a->modules[i], &r->places[i], r->err);
+        struct place *p = &r->places[i];
+        int rc = place_find(&r->names, path_of(r), &r->a->modules[i], p, r->err);
         if (rc != PF_OK)
             return rc;
-        /* A module whose weight is missing while a bias of that name exists is no match for factors. */
-        struct place *p = &r->places[i];
-        if (r->a->modules[i].family != AD_BIAS_ONLY)
-            for (uint32_t k = 0; k < PF_COUNTOF(p->parts); k++)
-                if (p->kind >= PLACE_WHOLE && (k == 0 || k < p->n_slots) &&
-                    (p->kind == PLACE_SPREAD || k == 0) && p->parts[k].i_weight < 0)
-                    p->kind = PLACE_NONE;
+        /* Factors need a weight: a module of the base that has a bias alone is no match for them. */
+        if (r->a->modules[i].family != AD_BIAS_ONLY && !has_weight(p))
+            p->kind = PLACE_NONE;
         r->n_elsewhere += p->kind == PLACE_ELSEWHERE;
     }
     return PF_OK;
 }
 
-/* The bias that a leaf changes is there, in every part. */
-static bool has_bias(const struct place *p)
+/* Does tensor i of the file take part? */
+static bool is_matched(const struct resolver *r, size_t i)
 {
-    uint32_t n = p->kind == PLACE_SPREAD ? p->n_slots : 1;
-    for (uint32_t k = 0; k < n; k++)
-        if (p->parts[k].i_bias < 0)
-            return false;
-    return true;
+    int32_t m = r->a->tensors[i].i_module;
+    return m >= 0 && r->places[m].kind >= PLACE_WHOLE && !r->is_left_out[i];
+}
+
+static const char *nearest(struct resolver *r, struct str name)
+{
+    return r->n_nearest++ < NEAREST_MAX ? nearest_name(&r->names, name) : NULL;
 }
 
 static int check_lora_bias(struct resolver *r, const struct ad_module *m, const struct place *p)
@@ -81,9 +104,8 @@ static int check_lora_bias(struct resolver *r, const struct ad_module *m, const 
 static int list_unmatched(struct resolver *r)
 {
     const struct pf_adapter *a = r->a;
-    const char *nearest = NULL;
+    const char *name = NULL;
     int32_t i_last = -1;
-    size_t n_searched = 0;
     for (size_t i = 0; i < a->n_tensors; i++) {
         const struct ad_tensor *t = &a->tensors[i];
         if (t->i_module < 0)
@@ -97,9 +119,9 @@ static int list_unmatched(struct resolver *r)
         if (!is_missing)
             continue;
         if (t->i_module != i_last)
-            nearest = n_searched++ < NEAREST_MAX ? nearest_name(&r->names, m->name) : NULL;
+            name = nearest(r, m->name);
         i_last = t->i_module;
-        int rc = add_unmatched(r, t, nearest);
+        int rc = add_unmatched(r, t, name);
         if (rc != PF_OK)
             return rc;
     }
@@ -131,7 +153,7 @@ static int judge_unknown(struct resolver *r)
                 "its factors: it cannot be left out, and is not guessed",
                 path_of(r), t->name.p + module.n, (int)module.n, module.p);
         case KEY_UNMATCHED: {
-            int rc = add_unmatched(r, t, nearest_name(&r->names, t->name));
+            int rc = add_unmatched(r, t, nearest(r, t->name));
             if (rc != PF_OK)
                 return rc;
             break;
@@ -182,8 +204,8 @@ static void write_unmatched(const struct resolver *r, struct strbuf *out)
 static int report_unmatched(struct resolver *r)
 {
     bool any = false;
-    for (size_t i = 0; i < r->a->n_modules; i++)
-        any |= r->places[i].kind >= PLACE_WHOLE;
+    for (size_t i = 0; i < r->a->n_tensors; i++)
+        any |= is_matched(r, i);
     if (any && r->n_unmatched == 0)
         return PF_OK;
     struct strbuf text;
@@ -463,10 +485,8 @@ static int finish(struct resolver *r, struct resolution *out)
     if (r->notes.is_failed)
         return err_nomem(r->err, 0, "notes");
     uint32_t n_matched = 0;
-    for (size_t i = 0; i < r->a->n_tensors; i++) {
-        int32_t m = r->a->tensors[i].i_module;
-        n_matched += m >= 0 && r->places[m].kind >= PLACE_WHOLE && !r->is_left_out[i];
-    }
+    for (size_t i = 0; i < r->a->n_tensors; i++)
+        n_matched += is_matched(r, i);
     *out =
         (struct resolution){.deltas = r->deltas.items,
                             .n_deltas = r->deltas.n,

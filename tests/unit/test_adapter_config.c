@@ -172,6 +172,21 @@ static void lora_adapter_metadata_is_read_plain_and_prefixed(void **state)
                    1); /* speaks of somebody else */
 }
 
+static void metadata_of_another_layout_is_refused_rather_than_read_as_defaults(void **state)
+{
+    struct built b = {0};
+    static const char *const documents[] = {"{\"transformer\":{\"r\":8,\"lora_alpha\":16}}",
+                                            "{\"transformer.lora_alpha\":16}", "[]", "{"};
+    for (size_t i = 0; i < PF_COUNTOF(documents); i++) {
+        assert_int_equal(open_file_meta(&b, state,
+                                        specs("x.lora_A.weight 8,6", "x.lora_B.weight 4,8"),
+                                        "lora_adapter_metadata", documents[i]),
+                         PF_E_FORMAT);
+        assert_err(&b.err, PF_E_FORMAT, "lora_adapter_metadata");
+    }
+    release(&b);
+}
+
 static void a_component_without_metadata_is_silent(void **state)
 {
     struct built b = {0};
@@ -290,6 +305,7 @@ int main(void)
         in_dir(the_config_gives_the_scale),
         in_dir(an_explicit_alpha_keeps_the_root_of_rslora),
         in_dir(lora_adapter_metadata_is_read_plain_and_prefixed),
+        in_dir(metadata_of_another_layout_is_refused_rather_than_read_as_defaults),
         in_dir(a_component_without_metadata_is_silent),
         in_dir(missing_targets_are_remarked),
         in_dir(fields_that_change_the_meaning_are_refused_by_name),

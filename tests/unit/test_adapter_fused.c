@@ -211,6 +211,27 @@ static void multihead_attention_itself_is_its_in_proj(void **state)
     release(&b);
 }
 
+static void an_in_proj_module_is_the_in_proj_parameters(void **state)
+{
+    struct built b = {0};
+    static const char *const modules[] = {"x.attn.in_proj", "lora_unet_x_attn_in_proj",
+                                          "base_model.model.x.attn"};
+    open_base(&b, state,
+              specs("x.attn.in_proj_weight 12,4", "x.attn.in_proj_bias 12",
+                    "x.attn.out_proj.weight 4,4"));
+    for (size_t i = 0; i < PF_COUNTOF(modules); i++) {
+        char d[96], u[96], c[96];
+        snprintf(d, sizeof d, "%s.lora_A.weight 2,4", modules[i]);
+        snprintf(u, sizeof u, "%s.lora_B.weight 12,2", modules[i]);
+        snprintf(c, sizeof c, "%s.diff_b 12", modules[i]);
+        resolve_file(&b, state, specs(d, u, c));
+        assert_int_equal(b.r.n_deltas, 2);
+        assert_int_equal(delta_on(&b, "x.attn.in_proj_weight")->n_rows, 12);
+        assert_int_equal(delta_on(&b, "x.attn.in_proj_bias")->n_rows, 12);
+    }
+    release(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -228,6 +249,7 @@ int main(void)
         in_dir(both_spellings_of_one_delta_are_used_once),
         in_dir(interleaved_layouts_are_not_guessed),
         in_dir(multihead_attention_itself_is_its_in_proj),
+        in_dir(an_in_proj_module_is_the_in_proj_parameters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,6 +51,17 @@ static void nothing_matched_is_an_error_even_when_unmatched_is_allowed(void **st
     release(&b);
 }
 
+static void nothing_but_a_bias_that_the_base_lacks_is_nothing_matched(void **state)
+{
+    struct built b = {0};
+    open_base(&b, state, specs("a.weight 4,6", "b.weight 4,6"));
+    assert_ok(open_file(&b, state, specs("a.diff_b 4")), &b.err);
+    b.opts.allow_unmatched = true;
+    assert_int_equal(resolve(&b), PF_E_UNMATCHED);
+    assert_err(&b.err, PF_E_UNMATCHED, "nothing matches the base", "'a.diff_b'");
+    release(&b);
+}
+
 static void a_diff_b_without_a_base_bias_is_an_unmatched_key(void **state)
 {
     struct built b = {0};
@@ -498,6 +509,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         in_dir(unmatched_keys_list_the_first_20_the_count_and_nearest_names),
         in_dir(nothing_matched_is_an_error_even_when_unmatched_is_allowed),
+        in_dir(nothing_but_a_bias_that_the_base_lacks_is_nothing_matched),
         in_dir(a_diff_b_without_a_base_bias_is_an_unmatched_key),
         in_dir(whole_tensors_of_the_base_are_refused_by_name),
         in_dir(an_alpha_without_factors_is_never_left_out),
