@@ -59,6 +59,18 @@ int64_t ckpt_find(const struct pf_checkpoint *ckpt, uint32_t i_component, struct
 /* Component index by name, or -1. */
 int64_t ckpt_component_find(const struct pf_checkpoint *ckpt, struct str name);
 int ckpt_content_id(struct pf_checkpoint *ckpt, struct digest *out, pf_error *err);
+/* What was remembered for files with the same stat stamps; no effect once there is an id. */
+void ckpt_content_id_recall(struct pf_checkpoint *ckpt, struct digest id, bool is_refined);
+/*
+ * Other bytes than expected were found behind the content id: the digests of all tensors enter it from now on. Reads the whole
+ * checkpoint, holding no lock; from the call on, ckpt_content_id_holds says no to the id before. progress may be NULL. PF_E_CHANGED,
+ * PF_E_TRUNCATED, PF_E_CANCELLED: the id before stays, distrusted.
+ */
+int ckpt_content_id_refine(struct pf_checkpoint *ckpt, pf_progress_fn progress, void *ctx,
+                           pf_error *err);
+bool ckpt_content_id_is_refined(struct pf_checkpoint *ckpt);
+/* May what was computed under this id be published? */
+bool ckpt_content_id_holds(struct pf_checkpoint *ckpt, struct digest id);
 /* Is `path` (by any name: link, hard link, inside the directory) part of this checkpoint? Guards outputs. */
 bool ckpt_contains_path(const struct pf_checkpoint *ckpt, const char *path);
 /* PF_E_TRUNCATED when the guard of the file behind tensor i tripped. Cheap: no system call. */

@@ -11,6 +11,7 @@
 
 /* Enters every composition digest: change it when what is hashed changes. */
 #define CONTENT_ID_VERSION "pageflip content id 1"
+#define REFINED_ID_VERSION "pageflip content id 1 refined"
 #define BLOCK_BYTES        4096u
 /* A small checkpoint is hashed whole: it costs milliseconds, and then no change can escape. */
 #define WHOLE_BYTES_MAX  ((uint64_t)64 << 20)
@@ -106,6 +107,104 @@ int ckpt_content_id(struct pf_checkpoint *ckpt, struct digest *out, pf_error *er
         *out = priv->content_id;
     (void)pthread_mutex_unlock(&priv->mu);
     return rc;
+}
+
+void ckpt_content_id_recall(struct pf_checkpoint *ckpt, struct digest id, bool is_refined)
+{
+    struct ckpt_priv *priv = ckpt->priv;
+    (void)pthread_mutex_lock(&priv->mu);
+    if (!priv->has_content_id) {
+        priv->content_id = id;
+        priv->is_refined = is_refined;
+        priv->has_content_id = true;
+    }
+    (void)pthread_mutex_unlock(&priv->mu);
+}
+
+/* Every byte of every tensor, in the order that hash_all has. */
+static int hash_whole(const struct pf_checkpoint *ckpt, struct hasher *h, uint8_t *block,
+                      pf_progress_fn progress, void *ctx, pf_error *err)
+{
+    uint64_t n_done = 0;
+    for (uint32_t i = 0; i < ckpt->n_tensors; i++) {
+        const struct ckpt_tensor *t = &ckpt->tensors[ckpt->priv->by_name[i]];
+        const struct st_file *f = ckpt->files[t->i_file];
+        for (uint64_t off = 0; off < t->n_bytes; off += HASH_BLOCK_BYTES) {
+            uint64_t left = t->n_bytes - off;
+            size_t n = left < HASH_BLOCK_BYTES ? (size_t)left : HASH_BLOCK_BYTES;
+            if (progress && !progress(ctx, "base", n_done, ckpt->n_bytes))
+                return err_set(err, PF_E_CANCELLED, "reading base '%s' was cancelled", ckpt->path);
+            int rc = file_pread(st_map(f)->fd, block, n, t->off_bytes + off, st_path(f), err);
+            if (rc != PF_OK)
+                return rc;
+            struct digest d = hash_bytes(block, n);
+            hasher_add_u64(h, d.hi);
+            hasher_add_u64(h, d.lo);
+            n_done += n;
+        }
+    }
+    return pf_checkpoint_verify(ckpt, err);
+}
+
+static int refine(struct pf_checkpoint *ckpt, struct digest sampled, struct digest *out,
+                  pf_progress_fn progress, void *ctx, pf_error *err)
+{
+    struct hasher *h = hasher_new();
+    uint8_t *block = mem_alloc(HASH_BLOCK_BYTES);
+    int rc = h && block ? PF_OK : err_nomem(err, HASH_BLOCK_BYTES, "content id");
+    if (rc == PF_OK) {
+        hasher_add_str(h, REFINED_ID_VERSION, strlen(REFINED_ID_VERSION));
+        hasher_add_u64(h, sampled.hi);
+        hasher_add_u64(h, sampled.lo);
+        rc = hash_whole(ckpt, h, block, progress, ctx, err);
+    }
+    if (rc == PF_OK)
+        *out = hasher_digest(h);
+    mem_free(block);
+    hasher_free(h);
+    return rc;
+}
+
+int ckpt_content_id_refine(struct pf_checkpoint *ckpt, pf_progress_fn progress, void *ctx,
+                           pf_error *err)
+{
+    struct ckpt_priv *priv = ckpt->priv;
+    struct digest sampled, refined;
+    int rc = ckpt_content_id(ckpt, &sampled, err);
+    if (rc != PF_OK)
+        return rc;
+    (void)pthread_mutex_lock(&priv->mu);
+    bool is_done = priv->is_refined;
+    priv->is_suspect = !is_done;
+    (void)pthread_mutex_unlock(&priv->mu);
+    if (is_done)
+        return PF_OK;
+    rc = refine(ckpt, sampled, &refined, progress, ctx, err);
+    if (rc != PF_OK)
+        return rc;
+    (void)pthread_mutex_lock(&priv->mu);
+    priv->content_id = refined; /* two who refine at once find the same */
+    priv->is_refined = true;
+    priv->is_suspect = false;
+    (void)pthread_mutex_unlock(&priv->mu);
+    return PF_OK;
+}
+
+bool ckpt_content_id_is_refined(struct pf_checkpoint *ckpt)
+{
+    (void)pthread_mutex_lock(&ckpt->priv->mu);
+    bool is_refined = ckpt->priv->is_refined;
+    (void)pthread_mutex_unlock(&ckpt->priv->mu);
+    return is_refined;
+}
+
+bool ckpt_content_id_holds(struct pf_checkpoint *ckpt, struct digest id)
+{
+    struct ckpt_priv *priv = ckpt->priv;
+    (void)pthread_mutex_lock(&priv->mu);
+    bool holds = priv->has_content_id && !priv->is_suspect && digest_eq(priv->content_id, id);
+    (void)pthread_mutex_unlock(&priv->mu);
+    return holds;
 }
 
 int pf_checkpoint_content_id(struct pf_checkpoint *ckpt, char out_hex[33], pf_error *err)

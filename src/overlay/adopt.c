@@ -3,16 +3,12 @@
  * A shared lock is held as long as the mappings live, so that no process evicts what another one reads. What cannot be proved is
  * not used; the caller rebuilds.
  */
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/proc.h"
 #include "overlay/overlay_int.h"
-
-#define SAMPLE_STRIDE ((size_t)64)
-#define SAMPLE_MIN    ((size_t)8)
 
 struct overlay {
     _Atomic uint32_t n_refs;
@@ -61,19 +57,6 @@ const struct file_map *overlay_layer_map(const struct overlay *o, uint32_t i_lay
     return i_layer < o->n_layers && o->files[i_layer] ? st_map(o->files[i_layer]) : NULL;
 }
 
-/* The manifest's word for a layer file's header; false when it does not name the file. */
-static bool manifest_header(const struct json *m, const char *name, struct digest *out)
-{
-    const struct json *layers = json_get(m, "layers");
-    for (size_t i = 0; i < json_len(layers); i++) {
-        const struct json *o = json_at(layers, i);
-        const char *hex = json_z(json_get(o, "header"));
-        if (str_eqz(json_str(json_get(o, "file")), name))
-            return hex && digest_parse(hex, out);
-    }
-    return false;
-}
-
 static int place_layer(struct overlay *o, const struct pf_composition *comp,
                        const struct layer_targets *lt, struct st_file *f, pf_error *err)
 {
@@ -89,102 +72,117 @@ static int place_layer(struct overlay *o, const struct pf_composition *comp,
     return PF_OK;
 }
 
+/* *io_block: number of the layer's first block within the entry. */
 static int adopt_layer(struct overlay_store *s, struct overlay *o,
                        const struct pf_composition *comp, const struct layer_targets *lt,
-                       const struct json *m, enum overlay_verify verify, size_t stride,
+                       const struct json *m, const struct sampling *some, uint64_t *io_block,
                        pf_error *err)
 {
     struct st_file *f = NULL;
     struct layer_digests d = {0};
-    struct digest want;
-    char *name = layer_file_name(lt->i_layer);
-    char *path = name ? entry_file(s, comp->digest, name) : NULL;
-    int rc = path ? st_open(path, &f, err) : err_nomem(err, 0, "a path");
-    if (rc == PF_E_NOTFOUND)
-        rc = err_set(err, PF_E_FORMAT, "overlay file '%s' is missing", path);
-    if (rc == PF_OK &&
-        (!manifest_header(m, name, &want) || !digest_eq(want, layer_header_digest(f))))
-        rc = err_set(err, PF_E_FORMAT, "the header of overlay '%s' is not the one in its manifest",
-                     path);
-    if (rc == PF_OK)
-        rc = layer_digests_new(comp, lt, &d, err);
-    if (rc == PF_OK)
-        rc = layer_file_check(comp, lt, f, &d, err);
-    if (rc == PF_OK)
-        rc = layer_file_verify(f, &d, verify == OVERLAY_VERIFY_FULL ? 1 : stride,
-                               (size_t)clock_ns() / 1000, err);
+    int rc = layer_open_proved(s, comp, lt, m, &f, &d, err);
+    if (rc)
+        return rc;
+    rc = layer_file_verify(f, &d, some, *io_block, err);
+    *io_block += d.n_merged;
     if (rc == PF_OK)
         rc = place_layer(o, comp, lt, f, err);
     if (rc)
         st_close(f);
     layer_digests_release(&d);
-    mem_free(path);
-    mem_free(name);
     return rc;
 }
 
-/* Small entries are read whole; big ones one block in 64. */
-static size_t sample_stride(const struct pf_composition *comp)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < comp->n_targets; i++)
-        n += n_blocks(target_bytes(&comp->targets[i]));
-    size_t stride = n / SAMPLE_MIN;
-    if (stride < 1)
-        stride = 1;
-    return stride < SAMPLE_STRIDE ? stride : SAMPLE_STRIDE;
-}
-
+/* *out_bad: the layer that could not be proved. */
 static int adopt_layers(struct overlay_store *s, struct overlay *o,
                         const struct pf_composition *comp, const struct json *m,
-                        enum overlay_verify verify, pf_error *err)
+                        const struct sampling *some, uint32_t *out_bad, pf_error *err)
 {
     struct layer_targets lt;
-    size_t stride = sample_stride(comp);
+    uint64_t i_block = 0;
     int rc = PF_OK;
     o->n_layers = comp->ckpt->n_layers;
     o->files = mem_calloc(o->n_layers + 1, sizeof(struct st_file *));
     o->layers = mem_calloc(o->n_layers + 1, sizeof *o->layers);
     if (!o->files || !o->layers)
         return err_nomem(err, o->n_layers * sizeof *o->layers, "an overlay");
-    for (size_t next = 0; rc == PF_OK && layer_targets_next(comp, &next, &lt);)
-        rc = adopt_layer(s, o, comp, &lt, m, verify, stride, err);
+    for (size_t next = 0; rc == PF_OK && layer_targets_next(comp, &next, &lt);) {
+        *out_bad = lt.i_layer;
+        rc = adopt_layer(s, o, comp, &lt, m, some, &i_block, err);
+    }
     return rc;
 }
 
-/* The lock file's mtime is when the entry was last used: the manifest stays as it was written. */
-static void touch_used(struct overlay_store *s, struct digest digest)
+static uint64_t n_blocks_all(const struct pf_composition *comp)
 {
-    char *path = entry_lock_path(s, digest, "use");
-    if (path)
-        (void)utimensat(AT_FDCWD, path, NULL, 0); /* a read-only cache has no last use */
-    mem_free(path);
+    uint64_t n = 0;
+    for (size_t i = 0; i < comp->n_targets; i++)
+        n += n_blocks(target_bytes(&comp->targets[i]));
+    return n;
 }
 
-int overlay_adopt(struct overlay_store *s, const struct pf_composition *comp,
-                  enum overlay_verify verify, struct overlay **out, pf_error *err)
+/* Evicts what cannot be proved. When some process still has it mapped, only manifest and bad file lose their names: its mapping lives on. */
+static void set_aside(struct overlay_store *s, const struct pf_composition *comp, uint32_t i_bad)
+{
+    if (!store_is_writable(s) || overlay_evict(s, comp->digest, NULL) == PF_OK)
+        return;
+    struct file_lock build = {.fd = -1};
+    char *name = layer_file_name(i_bad);
+    char *manifest = entry_file(s, comp->digest, MANIFEST_NAME),
+         *bad = name ? entry_file(s, comp->digest, name) : NULL;
+    if (manifest && bad && entry_lock(s, comp->digest, "build", false, &build, NULL) == PF_OK) {
+        (void)unlink(manifest); /* what stays is found again by the next adoption */
+        (void)unlink(bad);
+    }
+    file_lock_release(&build);
+    mem_free(bad);
+    mem_free(manifest);
+    mem_free(name);
+}
+
+static int adopt(struct overlay_store *s, struct overlay *o, const struct pf_composition *comp,
+                 const struct sampling *some, uint32_t *out_bad, pf_error *err)
 {
     struct json *m = NULL;
-    int rc = manifest_read(s, comp->digest, &m, err);
-    if (rc)
+    int rc = entry_lock(s, comp->digest, "use", true, &o->lock, err);
+    if (rc == PF_E_BUSY) /* only an eviction holds it against us */
+        return err_set(err, PF_E_NOTFOUND, "overlay %s is being evicted", comp->digest_hex);
+    if (rc && store_is_writable(s))
         return rc;
-    struct overlay *o = mem_calloc(1, sizeof *o);
-    if (!o) {
-        json_free(m);
-        return err_nomem(err, sizeof *o, "an overlay");
-    }
-    atomic_init(&o->n_refs, 1);
-    o->lock.fd = -1;
-    rc = entry_lock(s, comp->digest, "use", true, &o->lock, err);
+    /* Read-only and no lock file: evicting it elsewhere takes the names away, not what we have mapped. */
+    rc = manifest_read(s, comp->digest, &m, err);
     if (rc == PF_OK)
         rc = manifest_check(m, comp, err);
     if (rc == PF_OK)
-        rc = manifest_check_stamps(m, comp, err);
+        rc = manifest_check_stamps(s, m, comp, err);
     if (rc == PF_OK)
-        rc = adopt_layers(s, o, comp, m, verify, err);
+        rc = adopt_layers(s, o, comp, m, some, out_bad, err);
     json_free(m);
+    return rc;
+}
+
+int overlay_adopt_phase(struct overlay_store *s, const struct pf_composition *comp,
+                        enum overlay_verify verify, uint64_t phase, struct overlay **out,
+                        pf_error *err)
+{
+    char *path = entry_file(s, comp->digest, MANIFEST_NAME);
+    bool is_there = path && file_kind(path) != FILE_ABSENT;
+    mem_free(path);
+    if (!is_there || comp->n_targets == 0) /* no lock file for what never was */
+        return err_set(err, PF_E_NOTFOUND, "no complete overlay %s in cache '%s'", comp->digest_hex,
+                       s->dir);
+    struct overlay *o = mem_calloc(1, sizeof *o);
+    if (!o)
+        return err_nomem(err, sizeof *o, "an overlay");
+    struct sampling some = sampling_of(n_blocks_all(comp), phase);
+    uint32_t i_bad = 0;
+    atomic_init(&o->n_refs, 1);
+    o->lock.fd = -1;
+    int rc = adopt(s, o, comp, verify == OVERLAY_VERIFY_FULL ? NULL : &some, &i_bad, err);
     if (rc) {
         overlay_unref(o);
+        if (rc == PF_E_FORMAT || rc == PF_E_MISMATCH)
+            set_aside(s, comp, i_bad);
         return rc;
     }
     touch_used(s, comp->digest);
@@ -192,58 +190,10 @@ int overlay_adopt(struct overlay_store *s, const struct pf_composition *comp,
     return PF_OK;
 }
 
-/* ------------------------------------------------------------------------------- base under suspicion */
-
-/* The recorded digests of one layer's base tensors against what the base holds now. */
-static int recheck_layer(struct overlay_store *s, const struct pf_composition *comp,
-                         const struct layer_targets *lt, pf_error *err)
+int overlay_adopt(struct overlay_store *s, const struct pf_composition *comp,
+                  enum overlay_verify verify, struct overlay **out, pf_error *err)
 {
-    struct st_file *f = NULL;
-    struct layer_digests d = {0};
-    char *name = layer_file_name(lt->i_layer);
-    char *path = name ? entry_file(s, comp->digest, name) : NULL;
-    int rc = path ? st_open(path, &f, err) : err_nomem(err, 0, "a path");
-    if (rc == PF_OK)
-        rc = layer_digests_new(comp, lt, &d, err);
-    if (rc == PF_OK)
-        rc = layer_file_check(comp, lt, f, &d, err);
-    for (size_t i = 0, i_block = 0; rc == PF_OK && i < lt->n; i++) {
-        const struct ckpt_tensor *t = &comp->ckpt->tensors[comp->i_tensors[lt->i_target0 + i]];
-        for (uint64_t off = 0; rc == PF_OK && off < t->n_bytes; off += HASH_BLOCK_BYTES) {
-            uint64_t n = t->n_bytes - off < HASH_BLOCK_BYTES ? t->n_bytes - off : HASH_BLOCK_BYTES;
-            if (!digest_eq(hash_bytes(t->p + off, n), d.base[i_block++]))
-                rc = err_set(err, PF_E_MISMATCH,
-                             "tensor '%s' of base '%s' is not the one that overlay %s was made "
-                             "from, although its sampled blocks are",
-                             t->name.p, comp->ckpt->path, comp->digest_hex);
-        }
-        if (rc == PF_OK)
-            rc = ckpt_tensor_guard(comp->ckpt, comp->i_tensors[lt->i_target0 + i], err);
-    }
-    layer_digests_release(&d);
-    st_close(f);
-    mem_free(path);
-    mem_free(name);
-    return rc;
-}
-
-int overlay_recheck_base(struct overlay_store *s, const struct pf_composition *comp, pf_error *err)
-{
-    struct json *m = NULL;
-    struct layer_targets lt;
-    struct file_lock lock = {.fd = -1};
-    int rc = manifest_read(s, comp->digest, &m, err);
-    if (rc == PF_OK)
-        rc = manifest_check(m, comp, err);
-    json_free(m);
-    if (rc == PF_OK)
-        rc = entry_lock(s, comp->digest, "build", false, &lock, err);
-    for (size_t next = 0; rc == PF_OK && layer_targets_next(comp, &next, &lt);)
-        rc = recheck_layer(s, comp, &lt, err);
-    if (rc == PF_OK)
-        rc = pf_checkpoint_verify(comp->ckpt, err);
-    if (rc == PF_OK)
-        rc = manifest_write(s, comp, err);
-    file_lock_release(&lock);
-    return rc;
+    /* The clock is a draw, spread over all phases. */
+    uint64_t now[2] = {clock_ns(), (uint64_t)getpid()};
+    return overlay_adopt_phase(s, comp, verify, hash_bytes(now, sizeof now).lo, out, err);
 }
