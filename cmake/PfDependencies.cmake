@@ -9,6 +9,9 @@ find_library(PF_OPENBLAS NAMES openblas PATH_SUFFIXES openblas-pthread REQUIRED
   PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE} NO_DEFAULT_PATH)
 find_path(PF_OPENBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas-pthread REQUIRED
   PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE} NO_DEFAULT_PATH)
+# It is opened at run time (model/gemm.c says why), so only its header and its place are needed here.
+get_filename_component(PF_OPENBLAS_DIR "${PF_OPENBLAS}" DIRECTORY)
 add_library(pf_openblas INTERFACE)
-target_link_libraries(pf_openblas INTERFACE ${PF_OPENBLAS})
+target_compile_definitions(pf_openblas INTERFACE PF_OPENBLAS_PATH="${PF_OPENBLAS_DIR}/libopenblas.so.0")
+target_link_libraries(pf_openblas INTERFACE ${CMAKE_DL_LIBS})
 target_include_directories(pf_openblas SYSTEM INTERFACE ${PF_OPENBLAS_INCLUDE})

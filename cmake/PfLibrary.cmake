@@ -37,10 +37,6 @@ set_target_properties(pageflip PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BI
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/share")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}/data" "${PROJECT_BINARY_DIR}/share/pageflip" SYMBOLIC)
 
-# An installed program must find the pthread flavour of OpenBLAS, whatever the system's alternatives point at.
-get_filename_component(openblas_dir "${PF_OPENBLAS}" DIRECTORY)
-set_target_properties(pageflip pageflip_shared PROPERTIES INSTALL_RPATH "${openblas_dir}")
-
 set(generated_docs)
 foreach(shell IN ITEMS bash zsh)
   add_custom_command(OUTPUT "${PROJECT_BINARY_DIR}/completion.${shell}"

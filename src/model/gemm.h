@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 
-/* Once per process, before a pool starts. PF_E_UNSUPPORTED when the OpenBLAS that was loaded is not the pthread flavour: the
+/* Once per process, before a pool starts (it may set an environment variable for a moment). PF_E_UNSUPPORTED when the OpenBLAS that was loaded is not the pthread flavour: the
  * serial one is not reentrant and gives wrong products when two threads call it. */
 int gemm_init(pf_error *err);
 

@@ -65,8 +65,8 @@ class Install(Case):
         for path in ("include/pageflip.h", "share/bash-completion/completions/pageflip", "share/zsh/site-functions/_pageflip",
                      "share/pageflip/adapters/turbo.safetensors", "share/pageflip/README.md"):
             self.assertTrue(os.path.exists(os.path.join(moved, path)), path)
-        dynamic = run("readelf", "-d", os.path.join(moved, "bin", "pageflip")).stdout
-        self.assertRegex(dynamic, r"RUNPATH.*openblas-pthread")
+        # OpenBLAS is opened by path when a picture is drawn: nobody else waits for it or depends on the system's alternatives
+        self.assertNotIn("openblas", run("readelf", "-d", os.path.join(moved, "bin", "pageflip")).stdout)
         if shutil.which("scdoc"):
             self.assertTrue(os.path.exists(os.path.join(moved, "share", "man", "man1", "pageflip.1")))
 
