@@ -88,7 +88,7 @@ static bool is_series(const struct pf_layer_info *a, const struct pf_layer_info 
 
 static void find_odd_layers(const struct pf_checkpoint *ckpt, uint32_t n, struct json *odd)
 {
-    struct pf_layer_info prev, layer;
+    struct pf_layer_info prev = {0}, layer;
 
     for (uint32_t i = 0; i < n; i++, prev = layer) {
         uint64_t a, b;
