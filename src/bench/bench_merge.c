@@ -17,7 +17,7 @@
 #include "model/gemm.h"
 #include "tensor/dtype.h"
 
-enum { PANEL_BYTES = 4 << 20, THREADS_MAX = 256, RANK_MAX = 4096 };
+enum { PANEL_BYTES = 4 << 20, THREADS_MAX = 256, RANK_MAX = 4096, RANKS_MAX = 64 };
 
 static const int64_t default_ranks[] = {16, 32, 64, 128};
 
@@ -198,18 +198,16 @@ static void lab_set_rank(struct lab *lab, int64_t rank)
     lab->target = (struct merge_target){lab->base, PF_BF16, PF_BF16, m, n, &lab->term, 1};
 }
 
-/* One rank: returns sgemm's time over ours. */
-static double run_rank(struct lab *lab, int64_t rank, double peak, struct json *ranks)
-{
+struct rank_times {
     double ours[BENCH_REPS_MAX], theirs[BENCH_REPS_MAX];
-    lab_set_rank(lab, rank);
-    (void)merge_seconds(lab); /* warm: pages, clocks */
-    for (unsigned i = 0; i < lab->o.n_reps; i++) {
-        ours[i] = merge_seconds(lab);
-        theirs[i] = sgemm_seconds(lab, rank);
-    }
-    const double t = bench_median(ours, lab->o.n_reps);
-    const double t_sgemm = bench_median(theirs, lab->o.n_reps);
+};
+
+/* One rank's row. Returns sgemm's time over ours. */
+static double report_rank(const struct lab *lab, int64_t rank, struct rank_times *times,
+                          double peak, struct json *rows)
+{
+    const double t = bench_median(times->ours, lab->o.n_reps);
+    const double t_sgemm = bench_median(times->theirs, lab->o.n_reps);
     const double n = (double)lab->o.n_rows * (double)lab->o.n_cols;
     const double gflop = 2e-9 * n * (double)rank;
     struct json *row = json_new_object();
@@ -219,43 +217,60 @@ static double run_rank(struct lab *lab, int64_t rank, double peak, struct json *
     json_set_real(row, "sgemm_gflop_s", gflop / t_sgemm);
     json_set_real(row, "ratio", t_sgemm / t);
     json_set_real(row, "of_peak", gflop / t / peak);
-    json_add(ranks, row);
+    json_add(rows, row);
     return t_sgemm / t;
+}
+
+/* Everything once per repetition, in turn. The round before the first warms pages and clocks. */
+static void measure(struct lab *lab, double *copy, double *spin, struct rank_times *times)
+{
+    lab->n_peak_rounds = 1000;
+    while (peak_seconds(lab) < 4e-3)
+        lab->n_peak_rounds *= 2;
+    (void)copy_seconds(lab);
+    for (unsigned i = 0; i < lab->o.n_reps; i++) {
+        copy[i] = copy_seconds(lab);
+        spin[i] = peak_seconds(lab);
+        for (size_t j = 0; j < lab->o.n_ranks; j++) {
+            lab_set_rank(lab, lab->o.ranks[j]);
+            times[j].ours[i] = merge_seconds(lab);
+            times[j].theirs[i] = sgemm_seconds(lab, lab->o.ranks[j]);
+        }
+    }
 }
 
 static int run_threads(struct lab *lab, unsigned n_threads, struct json *runs, pf_error *err)
 {
     const struct kernel *kernel = kernel_selected();
     double copy[BENCH_REPS_MAX], spin[BENCH_REPS_MAX];
+    struct rank_times *times = mem_calloc(lab->o.n_ranks, sizeof(*times));
+    if (times == NULL)
+        return err_nomem(err, lab->o.n_ranks * sizeof(*times), "benchmark times");
     const int rc = pool_new(n_threads, &lab->pool, err);
     if (rc != PF_OK)
-        return rc;
+        goto out;
     lab->n_threads = n_threads;
-    lab->n_peak_rounds = 1000;
-    while (peak_seconds(lab) < 4e-3)
-        lab->n_peak_rounds *= 2;
-    for (unsigned i = 0; i < lab->o.n_reps; i++) {
-        copy[i] = copy_seconds(lab);
-        spin[i] = peak_seconds(lab);
-    }
+    measure(lab, copy, spin, times);
     const double n_bytes = 4 * (double)lab->o.n_rows * (double)lab->o.n_cols;
     const double flop =
         2 * (double)lab->n_peak_rounds * (double)(kernel->mr * kernel->nr) * n_threads;
     const double peak = flop * 1e-9 / bench_median(spin, lab->o.n_reps);
     struct json *run = json_new_object();
-    struct json *ranks = json_new_array();
+    struct json *rows = json_new_array();
     double log_sum = 0;
     for (size_t i = 0; i < lab->o.n_ranks; i++)
-        log_sum += log(run_rank(lab, lab->o.ranks[i], peak, ranks));
+        log_sum += log(report_rank(lab, lab->o.ranks[i], &times[i], peak, rows));
     json_set_int(run, "threads", n_threads);
     json_set_real(run, "memcpy_gb_s", n_bytes * 1e-9 / bench_median(copy, lab->o.n_reps));
     json_set_real(run, "peak_gflop_s", peak);
-    json_set(run, "ranks", ranks);
+    json_set(run, "ranks", rows);
     json_set_real(run, "ratio_geomean", exp(log_sum / (double)lab->o.n_ranks));
     json_add(runs, run);
     pool_free(lab->pool);
     lab->pool = NULL;
-    return PF_OK;
+out:
+    mem_free(times);
+    return rc;
 }
 
 static int fill_defaults(struct bench_merge_opts *o, int64_t *out_rank_max, pf_error *err)
@@ -275,6 +290,9 @@ static int fill_defaults(struct bench_merge_opts *o, int64_t *out_rank_max, pf_e
         return err_set(err, PF_E_INVALID,
                        "bench merge: %u repetitions by %u threads; at most %d and %d", o->n_reps,
                        o->n_threads, BENCH_REPS_MAX, THREADS_MAX);
+    if (o->n_ranks > RANKS_MAX)
+        return err_set(err, PF_E_INVALID, "bench merge: %zu ranks; at most %d", o->n_ranks,
+                       RANKS_MAX);
     *out_rank_max = 1;
     for (size_t i = 0; i < o->n_ranks; i++) {
         if (o->ranks[i] < 1 || o->ranks[i] > RANK_MAX)
