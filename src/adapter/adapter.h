@@ -10,6 +10,7 @@
  *     scale.c      configs and alpha tensors -> one scale per module, or a contradiction
  *     place.c      module path -> base tensor(s): exact, flattened, fused
  *     resolve.c    what matches, which rows, duplicates; emit.c: shapes against the base, deltas
+ *     target_list.c "a,b" -> components
  *     pf_adapter.c public entry points
  */
 #ifndef PF_ADAPTER_ADAPTER_H
@@ -26,14 +27,24 @@ bool adapter_is_truncated(const struct pf_adapter *a);
 uint32_t adapter_n_refs(const struct pf_adapter *a); /* a hint: others may change it meanwhile */
 /* False when the file under the adapter's path is no longer the one that was opened (stat stamp). */
 bool adapter_is_current(const struct pf_adapter *a);
+/*
+ * Are the mapped bytes still those that were digested? PF_E_TRUNCATED; PF_E_CHANGED when the open file was written to. A file whose
+ * last name is gone (another was renamed over it) keeps its bytes. One system call.
+ */
+int adapter_check(const struct pf_adapter *a, pf_error *err);
 const char *adapter_path(const struct pf_adapter *a);
 
 struct resolve_opts {
     bool has_alpha;
     double alpha;       /* overrides every source */
-    const char *target; /* component name, or NULL / "all" */
+    const char *target; /* components: "a" or "a,b"; NULL, "" and "all": every one */
     bool allow_unmatched;
 };
+
+/* Marks the components that a list names ("a", "a,b"; NULL, "" and "all": every one) in out_is_named[n_components]. PF_E_NOTFOUND
+ * names those that there are. */
+int target_list_parse(const struct pf_checkpoint *ckpt, const char *list, bool *out_is_named,
+                      pf_error *err);
 
 struct unmatched {
     const char *key;     /* full key as in the file; borrowed from the adapter */

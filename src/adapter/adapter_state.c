@@ -3,6 +3,7 @@
  * enough for every change; none of them changes anything.
  */
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "adapter/adapter_int.h"
 #include "base/guard.h"
@@ -26,4 +27,21 @@ bool adapter_is_current(const struct pf_adapter *a)
     bool is_same = file_stamp_eq(&now.stamp, &st_map(a->file)->stamp);
     file_map_close(&now);
     return is_same;
+}
+
+int adapter_check(const struct pf_adapter *a, pf_error *err)
+{
+    struct stat st;
+    if (!a->file)
+        return PF_OK;
+    const struct file_map *m = st_map(a->file);
+    int rc = file_map_check(m, st_path(a->file), err);
+    if (rc != PF_E_CHANGED)
+        return rc;
+    /* Losing its last name changes a file's ctime and nothing else, and nobody can open it for writing any more. */
+    if (fstat(m->fd, &st) == 0 && st.st_nlink == 0 && (uint64_t)st.st_size == m->n_bytes &&
+        (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec == m->stamp.mtime_ns)
+        return PF_OK;
+    return err_set(err, PF_E_CHANGED, "adapter '%s' changed while in use: load it again",
+                   st_path(a->file));
 }

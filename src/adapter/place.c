@@ -114,10 +114,10 @@ static bool add_names(struct base_names *b, struct str path, uint32_t i_componen
     return is_good;
 }
 
-int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt, int64_t i_target,
-                    pf_error *err)
+int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt,
+                    const bool *is_target, pf_error *err)
 {
-    *b = (struct base_names){.ckpt = ckpt, .i_target = i_target};
+    *b = (struct base_names){.ckpt = ckpt, .is_target = is_target};
     arena_init(&b->arena);
     b->flat = mem_calloc((size_t)ckpt->n_tensors * 4 + 1, sizeof *b->flat);
     bool is_good = b->flat != NULL;
@@ -190,7 +190,7 @@ static bool allows(const struct base_names *b, const struct ad_candidate *c, uin
 {
     const struct pf_checkpoint *ckpt = b->ckpt;
     const char *component = ckpt->components[i].name;
-    if (b->i_target >= 0 && b->i_target != (int64_t)i)
+    if (b->is_target && !b->is_target[i])
         return false;
     if (c->role == AD_ANY || (c->is_whole && ckpt->n_components == 1))
         return true;
@@ -198,7 +198,7 @@ static bool allows(const struct base_names *b, const struct ad_candidate *c, uin
         return te_allows(ckpt, c->role, component);
     if (is_text_encoder(component))
         return false;
-    if (c->role == AD_DENOISER || b->i_target >= 0 || ckpt->n_components == 1)
+    if (c->role == AD_DENOISER || b->is_target || ckpt->n_components == 1)
         return true;
     /* A component's own name means it alone; a name that nobody has means whatever draws. */
     return str_eqz(c->component, component) || ckpt_component_find(ckpt, c->component) < 0;
@@ -211,7 +211,7 @@ static bool is_elsewhere(const struct base_names *b, const struct ad_candidate *
         for (uint32_t k = 0; k < b->ckpt->n_components; k++)
             if (allows(b, &c[i], k) && !(c[i].is_whole && c[i].role >= AD_TE))
                 return false;
-    return b->i_target >= 0;
+    return b->is_target != NULL;
 }
 
 /* --------------------------------------------------------------------------------------------- looking one up */

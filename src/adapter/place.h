@@ -21,13 +21,13 @@ struct flat_name {
 /* The names of one checkpoint, for one resolution. */
 struct base_names {
     const struct pf_checkpoint *ckpt;
-    int64_t i_target; /* component asked for, or -1 */
+    const bool *is_target; /* per component: was it asked for? NULL: all are. Borrowed */
     struct arena arena;
     struct flat_name *flat; /* sorted by (flat, component, path), no two equal */
     size_t n_flat;
 };
-int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt, int64_t i_target,
-                    pf_error *err);
+int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt,
+                    const bool *is_target, pf_error *err);
 void base_names_release(struct base_names *b);
 
 #define PLACE_PARTS_MAX 3u

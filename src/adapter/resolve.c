@@ -453,20 +453,22 @@ static int merge_duplicates(struct resolver *r)
 
 /* ---------------------------------------------------------------------------------------------------- public */
 
-static int find_target(const struct pf_checkpoint *ckpt, const char *target, int64_t *out,
-                       pf_error *err)
+/* NULL in *out: every component, named or not. Owned by caller. */
+static int find_targets(const struct pf_checkpoint *ckpt, const char *target, bool **out,
+                        pf_error *err)
 {
-    *out = -1;
-    if (target == NULL || strcmp(target, "all") == 0)
-        return PF_OK;
-    *out = ckpt_component_find(ckpt, str_of(target));
-    if (*out >= 0)
-        return PF_OK;
-    err_set(err, PF_E_NOTFOUND, "target '%s' is no component of '%s', which has", target,
-            ckpt->path);
-    for (uint32_t i = 0; i < ckpt->n_components && i < AD_LIST_MAX; i++)
-        err_append(err, "%s '%s'", i > 0 ? "," : "", ckpt->components[i].name);
-    return PF_E_NOTFOUND;
+    bool *is_named = mem_calloc(ckpt->n_components + 1, sizeof *is_named), is_all = true;
+    int rc = is_named ? target_list_parse(ckpt, target, is_named, err)
+                      : err_nomem(err, ckpt->n_components, "targets");
+    for (uint32_t c = 0; rc == PF_OK && c < ckpt->n_components; c++)
+        is_all &= is_named[c];
+    /* A list of everything means what `all` means. A component that is the only one may be named as such. */
+    if (rc || (is_all && ckpt->n_components > 1)) {
+        mem_free(is_named);
+        is_named = NULL;
+    }
+    *out = is_named;
+    return rc;
 }
 
 static void copy_notes(struct ad_notes *to, const struct ad_notes *from)
@@ -527,12 +529,14 @@ int adapter_resolve(const struct pf_adapter *a, const struct pf_checkpoint *ckpt
 {
     static const struct resolve_opts none = {0};
     struct resolver r = {.a = a, .opts = opts != NULL ? opts : &none, .err = err};
-    int64_t i_target;
-    int rc = find_target(ckpt, r.opts->target, &i_target, err);
+    bool *is_target;
+    int rc = find_targets(ckpt, r.opts->target, &is_target, err);
     if (rc == PF_OK)
-        rc = base_names_init(&r.names, ckpt, i_target, err);
-    if (rc != PF_OK)
+        rc = base_names_init(&r.names, ckpt, is_target, err);
+    if (rc != PF_OK) {
+        mem_free(is_target);
         return rc;
+    }
     rc = resolve(&r, out);
     if (rc != PF_OK) {
         mem_free(r.deltas.items);
@@ -542,6 +546,7 @@ int adapter_resolve(const struct pf_adapter *a, const struct pf_checkpoint *ckpt
     mem_free(r.places);
     mem_free(r.is_left_out);
     base_names_release(&r.names);
+    mem_free(is_target);
     return rc;
 }
 

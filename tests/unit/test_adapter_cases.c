@@ -343,6 +343,53 @@ static void C55_a_two_expert_base_needs_a_target_for_a_neutral_prefix(void **sta
     release(&b);
 }
 
+/* A target may be a list: what it names takes part, what it does not name is left out; a list of everything is "all". */
+static void a_list_of_targets_is_a_set_of_components(void **state)
+{
+    struct built b = {0};
+    static const char *const names[] = {"text_encoder", "text_encoder_2", "transformer"};
+    for (int i = 0; i < 3; i++)
+        make_component(state, names[i], specs("blocks.0.a.weight 4,6"));
+    open_components(&b, state);
+    assert_ok(open_file(&b, state,
+                        specs("text_encoder.blocks.0.a.lora_A.weight 2,6",
+                              "text_encoder.blocks.0.a.lora_B.weight 4,2",
+                              "text_encoder_2.blocks.0.a.lora_A.weight 2,6",
+                              "text_encoder_2.blocks.0.a.lora_B.weight 4,2",
+                              "transformer.blocks.0.a.lora_A.weight 2,6",
+                              "transformer.blocks.0.a.lora_B.weight 4,2")),
+              &b.err);
+    static const struct {
+        const char *list;
+        unsigned mask;
+    } lists[] = {{NULL, 7},
+                 {"", 7},
+                 {"all", 7},
+                 {"text_encoder,text_encoder_2,transformer", 7},
+                 {"transformer,text_encoder", 5},
+                 {"text_encoder_2,transformer,text_encoder_2", 6},
+                 {"text_encoder_2", 2}};
+    for (size_t k = 0; k < PF_COUNTOF(lists); k++) {
+        unsigned mask = 0;
+        b.opts.target = lists[k].list;
+        assert_ok(resolve(&b), &b.err);
+        for (size_t i = 0; i < b.r.n_deltas; i++)
+            mask |= 1u << b.ckpt->tensors[b.r.deltas[i].i_tensor].i_component;
+        assert_int_equal(mask, lists[k].mask);
+        assert_int_equal(b.r.n_unmatched, 0);
+    }
+    static const char *const bad[] = {
+        "transformer,",    ",transformer",    "transformer,,text_encoder",
+        "transformer,vae", "all,transformer", "transformer "};
+    for (size_t k = 0; k < PF_COUNTOF(bad); k++) {
+        b.opts.target = bad[k];
+        assert_int_equal(resolve(&b), PF_E_NOTFOUND);
+        assert_err(&b.err, PF_E_NOTFOUND, "is no component",
+                   "'text_encoder', 'text_encoder_2', 'transformer'");
+    }
+    release(&b);
+}
+
 static void C57_lokr_with_comfy_names_on_a_fused_qkv_resolves(void **state)
 {
     struct built b = {0};
@@ -615,6 +662,7 @@ int main(void)
         in_dir(C53_more_blocks_than_the_base_has_is_an_error_that_lists_them),
         in_dir(C53_other_widths_are_a_mismatch_with_both_shapes),
         in_dir(C55_a_two_expert_base_needs_a_target_for_a_neutral_prefix),
+        in_dir(a_list_of_targets_is_a_set_of_components),
         in_dir(C57_lokr_with_comfy_names_on_a_fused_qkv_resolves),
         in_dir(C61_split_qkv_names_apply_to_a_fused_base),
         in_dir(C63_text_encoder_2_projections_apply_to_in_proj),
