@@ -537,6 +537,8 @@ PF_API struct pf_view *pf_engine_view(struct pf_engine *engine);
 PF_API int pf_engine_view_of(struct pf_engine *engine, const struct pf_engine_lora *loras,
                              size_t n_loras, const struct pf_change_opts *opts,
                              struct pf_view **out_view, pf_error *err);
+/* How most of the changed layers of a view are read now: "base", "stream", "overlay" or "inplace". */
+PF_API const char *pf_engine_way(struct pf_engine *engine, const struct pf_view *view);
 /* Tells the builder that a generation used the current composition: three make it worth an overlay. */
 PF_API void pf_engine_served(struct pf_engine *engine, const struct pf_view *view);
 /* Waits until no background work is left or the time is over (PF_E_BUSY); starts a delayed build at once. */

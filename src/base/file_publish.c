@@ -80,7 +80,8 @@ int file_new_open(struct file_new *f, const char *path, pf_error *err)
             break;
         n.fd = open(n.temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (n.fd < 0 && errno != EEXIST) {
-            rc = err_sys(err, errno, "create '%s'", n.temp_path);
+            /* The temporary name is nobody's concern. */
+            rc = err_sys(err, errno, "cannot create '%s'", path);
             break;
         }
     }

@@ -644,6 +644,19 @@ int pf_engine_view_of(struct pf_engine *e, const struct pf_engine_lora *loras, s
     return rc;
 }
 
+const char *pf_engine_way(struct pf_engine *e, const struct pf_view *view)
+{
+    pthread_mutex_lock(&e->mu);
+    const struct served *s = served_of(e, view);
+    for (const struct served *l = e->lingering; !s && l; l = l->next_lingering)
+        if (l->view == view)
+            s = l;
+    /* A view that was never ours has no placement but the plain one. */
+    const char *way = s ? way_of(e, s) : view_composition(view)->n_targets == 0 ? "base" : "stream";
+    pthread_mutex_unlock(&e->mu);
+    return way;
+}
+
 /* ------------------------------------------------------------------------------------------- status */
 
 static uint64_t cache_bytes(struct pf_engine *e)

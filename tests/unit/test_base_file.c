@@ -332,6 +332,9 @@ static void an_aborted_new_file_disappears(void **state)
     path = test_path(state, "no/such/dir");
     pf_error err = {0};
     assert_int_equal(file_new_open(&f, path, &err), PF_E_NOTFOUND);
+    assert_non_null(strstr(err.msg, "cannot create '"));
+    assert_non_null(strstr(err.msg, "no/such/dir': No such file or directory"));
+    assert_null(strstr(err.msg, ".tmp"));
 }
 
 static void locks_exclude_and_share(void **state)

@@ -151,6 +151,9 @@ static void overlay_shows_the_same_bytes_without_merging(void **state)
     assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, &r, &err), &err);
     assert_string_equal(r.note, "");
     assert_string_equal(r.way, "overlay");
+    struct pf_view *v = pf_engine_view(f.engine);
+    assert_string_equal(pf_engine_way(f.engine, v), "overlay");
+    pf_view_release(v);
     uint64_t n_before = merge_n_panels();
     assert_same(current_bytes(&f), streamed);
     assert_int_equal(merge_n_panels() - n_before, 0);
@@ -291,6 +294,12 @@ static void per_request_views_stand_beside_the_global_one(void **state)
         assert_same(view_bytes(f.ckpt, global), fresh_bytes(f.ckpt, NOTO, 1));
     }
     assert_string_not_equal(pf_view_digest(mine), pf_view_digest(global));
+    assert_string_equal(pf_engine_way(f.engine, mine), "stream");
+    assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
+    struct pf_view *base = pf_engine_view(f.engine);
+    assert_string_equal(pf_engine_way(f.engine, base), "base");
+    assert_string_equal(pf_engine_way(f.engine, global), "stream");
+    pf_view_release(base);
     pf_view_release(mine);
     pf_view_release(global);
     close_engine(&f);
