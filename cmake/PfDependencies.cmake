@@ -1,9 +1,10 @@
-# Third-party libraries, each seen by one module: jansson and xxhash by base, OpenBLAS and libpng by model.
+# Third-party libraries, each seen by one module: jansson and xxhash by base, OpenBLAS and libpng by model, libmicrohttpd by server.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
+pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd>=0.9.75)
 # The pthread flavour by path: Debian's alternatives may point `openblas` at the serial one, which is not reentrant.
 find_library(PF_OPENBLAS NAMES openblas PATH_SUFFIXES openblas-pthread REQUIRED
   PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE} NO_DEFAULT_PATH)

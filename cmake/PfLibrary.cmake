@@ -1,7 +1,7 @@
-# What is shipped: the library, shared and static, from the objects of every module but bench and cli; the `pageflip` command;
+# What is shipped: the library, shared and static, from the objects of every module but bench, server and cli; the `pageflip` command;
 # its man page and completions; and the install rules and package of all of it.
 set(library_modules ${PF_MODULES})
-list(REMOVE_ITEM library_modules bench cli)
+list(REMOVE_ITEM library_modules bench server cli)
 set(library_objects)
 foreach(module IN LISTS library_modules)
   if(TARGET mod_${module})

@@ -26,22 +26,43 @@ int pf_png_write(const char *path, const uint8_t *rgb, uint32_t width, uint32_t 
     int rc = check_size(width, height, path, err);
     if (rc != PF_OK)
         return rc;
+    size_t n_bytes = 0;
+    rc = pf_png_encode(rgb, width, height, NULL, &n_bytes, err);
+    uint8_t *png = rc == PF_OK ? mem_alloc(n_bytes) : NULL;
+    if (rc == PF_OK && png == NULL)
+        rc = err_nomem(err, n_bytes, "picture");
+    if (rc == PF_OK)
+        rc = pf_png_encode(rgb, width, height, png, &n_bytes, err);
+    if (rc == PF_OK)
+        rc = file_write_atomic(path, png, n_bytes, err);
+    mem_free(png);
+    return rc;
+}
+
+int pf_png_encode(const uint8_t *rgb, uint32_t width, uint32_t height, uint8_t *out,
+                  size_t *io_n_bytes, pf_error *err)
+{
+    if (rgb == NULL || io_n_bytes == NULL)
+        return err_set(err, PF_E_INVALID, "a picture needs pixels and room");
+    int rc = check_size(width, height, "picture", err);
+    if (rc != PF_OK)
+        return rc;
     png_image image;
     memset(&image, 0, sizeof image);
     image.version = PNG_IMAGE_VERSION;
     image.width = width;
     image.height = height;
     image.format = PNG_FORMAT_RGB;
-    png_alloc_size_t n_bytes = PNG_IMAGE_PNG_SIZE_MAX(image);
-    uint8_t *png = mem_alloc(n_bytes);
-    if (png == NULL)
-        return err_nomem(err, n_bytes, "picture");
-    if (png_image_write_to_memory(&image, png, &n_bytes, 0, rgb, 0, NULL) == 0)
-        rc = err_set(err, PF_E_IO, "'%s': libpng: %s", path, image.message);
+    if (out == NULL) {
+        *io_n_bytes = PNG_IMAGE_PNG_SIZE_MAX(image);
+        return PF_OK;
+    }
+    png_alloc_size_t n_bytes = *io_n_bytes;
+    if (png_image_write_to_memory(&image, out, &n_bytes, 0, rgb, 0, NULL) == 0)
+        rc = err_set(err, PF_E_IO, "picture: libpng: %s", image.message);
     else
-        rc = file_write_atomic(path, png, n_bytes, err);
+        *io_n_bytes = n_bytes;
     png_image_free(&image);
-    mem_free(png);
     return rc;
 }
 

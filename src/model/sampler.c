@@ -38,6 +38,8 @@ static int check_opts(const struct pf_model *m, const struct pf_view *view,
         return err_set(err, PF_E_INVALID, "the view is not of the model's checkpoint");
     if (o->n_images == 0 || o->classes == NULL)
         return err_set(err, PF_E_INVALID, "no classes were given to draw");
+    if ((o->seeds == NULL) != (o->indices == NULL))
+        return err_set(err, PF_E_INVALID, "seeds and indices are given together or not at all");
     for (uint32_t i = 0; i < o->n_images; i++)
         if (o->classes[i] >= c->n_classes)
             return err_set(err, PF_E_INVALID, "class %u does not exist: the model has 0..%lld",
@@ -118,10 +120,27 @@ static void write_rgb(const struct drawing *d, uint32_t n, uint8_t *rgb)
             }
 }
 
+/* The noise of picture i: the next draw of the one generator, or the draw number indices[i] of generator seeds[i]. */
+static void start_noise(struct drawing *d, uint32_t i, float *latent)
+{
+    const struct pf_generate_opts *o = d->opts;
+    if (o->seeds != NULL) {
+        uint32_t n_skip = o->indices[i];
+        if (i > 0 && o->seeds[i] == o->seeds[i - 1] && n_skip == o->indices[i - 1] + 1) {
+            n_skip = 0; /* continues where the picture before it stopped */
+        } else {
+            noise_seed(&d->noise, o->seeds[i]);
+        }
+        for (uint32_t k = 0; k < n_skip; k++)
+            noise_fill(&d->noise, latent, d->n_values);
+    }
+    noise_fill(&d->noise, latent, d->n_values);
+}
+
 static int draw_batch(struct drawing *d, uint32_t i_first, uint32_t n, pf_error *err)
 {
     for (uint32_t i = 0; i < n; i++)
-        noise_fill(&d->noise, d->latents + i * d->n_values, d->n_values);
+        start_noise(d, i_first + i, d->latents + i * d->n_values);
     forward_batch(&d->forward, n, d->opts->classes + i_first);
     for (uint32_t k = 0; k < d->n_steps; k++) {
         double t = schedule_time(k, d->n_steps);
