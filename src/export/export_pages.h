@@ -9,8 +9,8 @@
 
 struct pages {
     bool is_in_large, is_out_large; /* compared with the memory that is available */
-    _Atomic uint8_t *
-        is_ours; /* per item: nothing of it was cached before we read it; NULL unless is_in_large */
+    _Atomic uint8_t
+        *is_ours; /* per item: little of it was cached before we read it; NULL unless is_in_large */
 };
 
 int pages_init(struct pages *p, const struct export_plan *plan, pf_error *err);

@@ -333,21 +333,32 @@ static int pause_for_others(stage_wait_fn wait, void *wait_ctx, const struct sta
     return PF_OK;
 }
 
+static bool is_our_name(struct str name)
+{
+    static const char *const names[] = {"lock", "finish", "plan", "done", "out", "old"};
+    for (size_t i = 0; i < PF_COUNTOF(names); i++) {
+        if (str_eqz(name, names[i]))
+            return true;
+    }
+    return str_starts(name, "part.") || str_starts(name, "journal.") || str_starts(name, ".plan.");
+}
+
+/* A directory of that name that holds anything else is somebody's: it is left alone. */
 static int make_dir(const struct stage *s, pf_error *err)
 {
     char **names = NULL;
-    size_t n = 0;
+    size_t n = 0, n_foreign = 0;
     if (!mkdir(s->dir, 0777))
         return PF_OK;
     if (errno != EEXIST)
         return err_sys(err, errno, "create directory '%s'", s->dir);
-    if (file_kind(s->lock) == FILE_REGULAR)
-        return PF_OK;
     const int rc = file_list(s->dir, &names, &n, err);
-    file_list_free(names, rc ? 0 : n);
-    if (rc == PF_E_NOTFOUND)
+    if (rc == PF_E_NOTFOUND && file_kind(s->dir) == FILE_ABSENT)
         return PF_OK; /* just removed by whoever published: the locks will tell */
-    if (rc || n)
+    for (size_t i = 0; !rc && i < n; i++)
+        n_foreign += !is_our_name(str_of(names[i]));
+    file_list_free(names, rc ? 0 : n);
+    if (rc || n_foreign)
         return err_set(err, PF_E_EXISTS,
                        "'%s' exists and is no partial output: remove or rename it", s->dir);
     return PF_OK;

@@ -270,6 +270,31 @@ static void failed_writes_leave_the_old_file_and_no_litter(void **state)
     assert_true(file_fault_set(NULL));
 }
 
+/* The environment is read at the first write of a process, so this is the program run again. */
+static int status_with_environment(const char *spec, const char *path)
+{
+    const pid_t pid = fork();
+    if (!pid) {
+        (void)setenv("PF_FAULT", spec, 1);
+        (void)execl("/proc/self/exe", "test_base_file", "write", path, (char *)NULL);
+        _exit(99);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+static void the_environment_sets_a_fault(void **state)
+{
+    const char *path = test_path(state, "a");
+    assert_int_equal(status_with_environment("kill@3", path), SIGKILL);
+    assert_int_equal(file_kind(path), FILE_ABSENT);
+    assert_int_equal(status_with_environment("enospc@1", path), -PF_E_NOSPACE << 8);
+    assert_int_equal(file_kind(path), FILE_ABSENT);
+    assert_int_equal(status_with_environment("nonsense", path), 0); /* said in the log */
+    assert_int_equal(file_kind(path), FILE_REGULAR);
+}
+
 /* Runs fn in a child with a fault; returns the wait status. */
 static int in_child(const char *spec, const char *path, const char *p, size_t n)
 {
@@ -420,8 +445,10 @@ static void makes_lists_and_removes_trees_without_following_links(void **state)
     mem_free(inside);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 3) /* see status_with_environment */
+        return -file_write_atomic(argv[2], "x", 1, NULL);
     const struct CMUnitTest tests[] = {
         in_dir(maps_a_file_and_reads_its_bytes),
         in_dir(maps_an_empty_file_without_a_mapping),
@@ -434,6 +461,7 @@ int main(void)
         in_dir(copies_through_a_buffer_where_the_kernel_will_not),
         in_dir(reserves_space_or_says_that_there_is_none),
         in_dir(understands_fault_specs),
+        in_dir(the_environment_sets_a_fault),
         in_dir(a_short_write_is_continued),
         in_dir(failed_writes_leave_the_old_file_and_no_litter),
         in_dir(a_kill_at_any_point_leaves_old_or_new_whole),
