@@ -126,7 +126,8 @@ static void heal(json_t *v)
 {
     if (v == NULL)
         return;
-    v->type = (json_type)type_of(ours(v));
+    if (is_poisoned(ours(v))) /* never otherwise: true, false and null are shared by all threads */
+        v->type = (json_type)type_of(ours(v));
     if (v->type == JSON_OBJECT) {
         for (void *it = json_object_iter(v); it != NULL; it = json_object_iter_next(v, it))
             heal(json_object_iter_value(it));

@@ -17,6 +17,8 @@
 #endif
 
 #define PROBE_PAGES ((size_t)1024)
+#define FETCH_BYTES                                                                                \
+    ((uint64_t)128 << 10) /* one request is cut to read_ahead_kb, of which this is the usual size */
 
 /* One changed tensor's pages: [page0, page0 + n_pages * page) covers it. */
 struct span {
@@ -125,13 +127,23 @@ static bool next_run(const struct behind *b, const struct span *s, size_t *io_at
     return k > i;
 }
 
+void fetch_range(const struct file_map *m, uint64_t off, uint64_t n_bytes)
+{
+    for (uint64_t end = off + n_bytes; off < end; off += FETCH_BYTES) {
+        uint64_t n = end - off < FETCH_BYTES ? end - off : FETCH_BYTES;
+        (void)posix_fadvise(m->fd, (off_t)off, (off_t)n, POSIX_FADV_WILLNEED);
+    }
+}
+
 void behind_fetch(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes)
 {
     const struct span *s = &b->spans[i_target];
     size_t at, end, n;
     pages_of(b, s, off, n_bytes, &at, &end);
+    if (end < s->n_pages)
+        end++; /* the last page of a block is read with it, though it is dropped with the next one */
     for (; next_run(b, s, &at, end, &n); at += n)
-        (void)madvise((void *)(s->page0 + at * b->page), n * b->page, MADV_POPULATE_READ);
+        fetch_range(s->map, s->page0 + at * b->page - (uintptr_t)s->map->p, n * b->page);
 }
 
 void behind_drop(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes)
@@ -141,6 +153,34 @@ void behind_drop(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes
     pages_of(b, s, off, n_bytes, &at, &end);
     for (; next_run(b, s, &at, end, &n); at += n)
         policy_drop(b->how, s->map, (const uint8_t *)(s->page0 + at * b->page), n * b->page);
+}
+
+static bool is_any_cached(const struct behind *b, uintptr_t p, size_t n_pages)
+{
+    unsigned char in_core[PROBE_PAGES];
+    if (mincore((void *)p, n_pages * b->page, in_core))
+        return false;
+    for (size_t i = 0; i < n_pages; i++)
+        if (in_core[i] & 1)
+            return true;
+    return false;
+}
+
+void behind_sweep(struct behind *b, size_t i_target0, size_t n_targets)
+{
+    for (size_t i = i_target0; i < i_target0 + n_targets; i++) {
+        const struct span *s = &b->spans[i];
+        size_t n;
+        for (size_t at = 0; next_run(b, s, &at, s->n_pages, &n); at += n) {
+            n = n < PROBE_PAGES ? n : PROBE_PAGES;
+            uintptr_t p = s->page0 + at * b->page;
+            if (!is_any_cached(b, p, n))
+                continue;
+            (void)madvise((void *)p, n * b->page, MADV_DONTNEED);
+            (void)posix_fadvise(s->map->fd, (off_t)(p - (uintptr_t)s->map->p), (off_t)(n * b->page),
+                                POSIX_FADV_DONTNEED);
+        }
+    }
 }
 
 /* ----------------------------------------------------------------------------------------- written pages */

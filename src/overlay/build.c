@@ -213,6 +213,7 @@ static int build_layer(struct job *job, size_t i, pf_error *err)
     if (rc == PF_OK)
         rc = write_layer(job, &f, &job->headers[i], err);
     file_new_abort(&f);
+    behind_sweep(job->behind, p->lt.i_target0, p->lt.n);
     layer_digests_release(&job->digests);
     return rc;
 }

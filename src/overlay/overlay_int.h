@@ -167,10 +167,15 @@ int overlay_adopt_phase(struct overlay_store *s, const struct pf_composition *co
 struct behind;
 int behind_new(const struct pf_composition *comp, struct behind **out, pf_error *err);
 void behind_free(struct behind *b);
-/* Reads a block that is not there, in one go instead of fault by fault. i_target: of the composition. */
+/* Reads a range of a mapped file ahead, and nothing around it: a fault would bring as much before it as behind, of what was just dropped. */
+void fetch_range(const struct file_map *m, uint64_t off, uint64_t n_bytes);
+/* Reads what is not there of a block. i_target: of the composition. */
 void behind_fetch(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes);
 /* Drops what was not there before. */
 void behind_drop(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes);
+
+/* Once more over whole tensors: pages that another CPU read a moment ago do not go at the first try, for the kernel has not filed them. */
+void behind_sweep(struct behind *b, size_t i_target0, size_t n_targets);
 
 /* What one worker has written and not waited for: at most N_DIRTY ranges. */
 #define N_DIRTY 2

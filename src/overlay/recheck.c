@@ -51,6 +51,7 @@ int layer_base_check(const struct pf_composition *comp, const struct layer_targe
     else
         for (size_t i = 0; i < d->n_base; i++)
             run_task(&c, i, 0);
+    behind_sweep(behind, lt->i_target0, lt->n);
     /* Zeros that stand for a part of the file that is gone are no other bytes. */
     for (size_t i = 0; rc == PF_OK && i < lt->n; i++)
         rc = ckpt_tensor_guard(comp->ckpt, comp->i_tensors[lt->i_target0 + i], err);
