@@ -242,8 +242,9 @@ struct pf_lora {
     const struct pf_adapter *adapter; /* a reference is taken */
     double strength;                  /* required; 0 adds nothing; NaN and infinity are errors */
     bool has_alpha;
-    double alpha;       /* overrides every source in the file when has_alpha */
-    const char *target; /* component, or NULL / "all" for every component that it addresses */
+    double alpha; /* overrides every source in the file when has_alpha */
+    /* Component, "a,b", or NULL / "all": every component that it addresses. */
+    const char *target;
 };
 
 enum {
@@ -479,6 +480,9 @@ struct pf_engine_opts {
     uint32_t n_threads;          /* of the builder; 0: one per CPU that this process may use */
     int64_t build_delay_ms;      /* 0: 2000; negative: never build in the background */
     const char *system_root;     /* where proc and sys are looked for; NULL: "/". For tests */
+    /* Of background builds, from a thread of the builder; returning false cancels the build, which then waits for the next change. */
+    pf_progress_fn progress;
+    void *progress_ctx;
 };
 
 struct pf_change_opts {
@@ -576,6 +580,53 @@ PF_API void pf_engine_each_adapter(struct pf_engine *engine, pf_adapter_fn fn, v
 typedef void (*pf_active_fn)(void *ctx, const char *component, const char *nickname,
                              const char *path, double strength, bool is_merged);
 PF_API void pf_engine_each_active(struct pf_engine *engine, pf_active_fn fn, void *ctx);
+
+/* ----------------------------------------------------------------------------------------- overlay cache */
+
+/*
+ * The cache of merged weights from outside: what is in it, whether it is sound, and taking things out. `cache_dir` is a directory,
+ * or NULL for the one that an engine would use; PF_E_STATE when there is none ("off"). A digest may be cut to its first 4 digits or more:
+ * PF_E_NOTFOUND, PF_E_AMBIGUOUS. Safe beside engines that run, in other processes too.
+ */
+PF_API int pf_cache_path(const char *cache_dir, char *out_path, size_t n_path_bytes, pf_error *err);
+
+struct pf_cache_adapter {
+    const char *path;
+    double strength;
+    bool has_alpha;
+    double alpha;
+    const char *target; /* component, or "all" */
+};
+struct pf_cache_entry {
+    const char *digest; /* of the composition */
+    const char *
+        state; /* "complete", "partial" (a build was killed or cancelled; the next one goes on), "building" */
+    bool is_in_use; /* by any process */
+    uint64_t n_bytes;
+    int64_t used_at_s; /* seconds since 1970 */
+    const char
+        *base; /* path of the checkpoint; NULL unless the entry was completed, like what follows */
+    const char *merge_dtype; /* "base", "f32" */
+    const struct pf_cache_adapter *adapters;
+    uint32_t n_adapters;
+};
+/* Returning false ends the list. What the entry points to is valid during the call. */
+typedef bool (*pf_cache_fn)(void *ctx, const struct pf_cache_entry *entry);
+/* By last use, oldest first. No directory, no entries. */
+PF_API int pf_cache_list(const char *cache_dir, pf_cache_fn fn, void *ctx, pf_error *err);
+/* Reads all of a complete entry and proves it; and the base tensors that it was made from, which are "proved", or the checkpoint is
+ * "absent" or "replaced" by another one. PF_E_FORMAT and PF_E_MISMATCH name file and tensor. */
+PF_API int pf_cache_verify(const char *cache_dir, const char *digest, const char **out_base,
+                           pf_error *err);
+/* PF_E_BUSY while any process uses or builds it. */
+PF_API int pf_cache_evict(const char *cache_dir, const char *digest, pf_error *err);
+
+struct pf_cache_clear_report {
+    uint32_t n_evicted, n_left; /* left: in use */
+    uint64_t n_bytes;
+};
+PF_API int pf_cache_clear(const char *cache_dir, struct pf_cache_clear_report *out_report,
+                          pf_error *err);
 
 /* ---------------------------------------------------------------------------------------------- logging */
 

@@ -35,18 +35,34 @@ static bool can_build(const struct pf_engine *e, const struct served *s)
            (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
 }
 
-/* Nanoseconds until the global composition is worth an overlay; UINT64_MAX: never. */
-static uint64_t build_due(const struct pf_engine *e)
+/* Nanoseconds until a composition is worth an overlay; UINT64_MAX: never. */
+static uint64_t due_in(const struct pf_engine *e, const struct served *s)
 {
-    const struct served *s = e->global;
     if (!s || !can_build(e, s))
         return UINT64_MAX;
-    if (s->is_build_wanted || s->n_generations >= GENERATIONS_WORTH)
+    if (s->is_build_wanted)
         return 0;
     if (e->opts.build_delay_ms < 0)
         return UINT64_MAX;
+    if (s->n_generations >= GENERATIONS_WORTH)
+        return 0;
+    if (s != e->global)
+        return UINT64_MAX;
     uint64_t delay = (uint64_t)e->opts.build_delay_ms * 1000000, age = clock_ns() - s->t_global_ns;
     return age >= delay ? 0 : delay - age;
+}
+
+/* The global composition first, then those of requests that keep coming. */
+static uint64_t next_build(const struct pf_engine *e, struct served **out)
+{
+    uint64_t due = due_in(e, e->global);
+    *out = e->global;
+    for (size_t i = 0; due > 0 && i < N_RECENT; i++)
+        if (due_in(e, e->recent[i]) == 0) {
+            *out = e->recent[i];
+            due = 0;
+        }
+    return due;
 }
 
 static void note_failure(struct pf_engine *e, const pf_error *why)
@@ -57,36 +73,91 @@ static void note_failure(struct pf_engine *e, const pf_error *why)
     log_at(PF_LOG_WARN, "overlay: %s; streaming goes on", why->msg);
 }
 
-static void recheck(struct pf_engine *e, struct served *s)
+/* Progress of a build, on whichever thread reports it. */
+static bool watch(void *ctx, const char *what, uint64_t done, uint64_t total)
 {
-    pf_error why;
+    struct pf_engine *e = ctx;
+    /* relaxed: numbers that inform, and flags that are looked at again */
+    atomic_store_explicit(&e->n_built_bytes, done, memory_order_relaxed);
+    atomic_store_explicit(&e->n_build_bytes, total, memory_order_relaxed);
+    if (e->opts.progress && !e->opts.progress(e->opts.progress_ctx, what, done, total))
+        atomic_store_explicit(&e->is_build_refused, true, memory_order_relaxed);
+    return !atomic_load_explicit(&e->cancel_build, memory_order_relaxed) &&
+           !atomic_load_explicit(&e->is_build_refused, memory_order_relaxed);
+}
+
+/* Releases mu around a piece of work on s, which stays valid. begin_work clears what earlier work was told. */
+static struct pf_view *begin_work(struct pf_engine *e, struct served *s)
+{
     struct pf_view *view = s->view;
-    view_ref(view);
+    view_ref(view); /* nobody frees a served composition whose view is held */
+    e->busy = s;
+    atomic_store(&e->cancel_build, false);
+    atomic_store(&e->is_build_refused, false);
     pthread_mutex_unlock(&e->mu);
-    int rc = overlay_recheck_base(e->store, view_composition(view), &why);
+    return view;
+}
+
+static void end_work(struct pf_engine *e, struct pf_view *view)
+{
     pthread_mutex_lock(&e->mu);
-    pf_view_release(view);
-    s->is_recheck_needed = false;
-    if (rc == PF_OK) {
-        (void)engine_try_adopt(e, s); /* failing again is a build's business */
-    } else if (rc == PF_E_MISMATCH) {
-        /* Other bytes behind a known id: nothing that was computed before is used, and nothing is written over it. */
+    atomic_store(&e->n_build_bytes, 0);
+    e->busy = NULL;
+    pf_view_release(view); /* the list still holds it: nothing is freed before mu is released */
+}
+
+static void settle_failure(struct pf_engine *e, struct served *s, int rc, const pf_error *why)
+{
+    if (rc == PF_OK)
+        return;
+    if (rc != PF_E_CANCELLED) {
         s->is_build_failed = true;
-        note_failure(e, &why);
+        note_failure(e, why);
+    } else if (atomic_load(&e->is_build_refused)) {
+        s->is_build_failed = s->is_build_cancelled = true;
     }
+}
+
+static void recheck(struct pf_engine *e, struct served *s, struct pool *pool)
+{
+    struct overlay_build_opts opts = {.pool = pool, .progress = watch, .progress_ctx = e};
+    pf_error why;
+    struct pf_view *view = begin_work(e, s);
+    int rc = overlay_recheck(e->store, view_composition(view), &opts, &why);
+    end_work(e, view);
+    if (rc == PF_E_CANCELLED && !atomic_load(&e->is_build_refused))
+        return; /* superseded: when it comes back, so does this */
+    if (rc == PF_E_BUSY) {
+        timed_wait(e, POLL_NS); /* another process is at it; s may be gone afterwards */
+        return;
+    }
+    s->is_recheck_needed = false;
+    if (rc == PF_OK && !engine_try_adopt(e, s) && s->is_recheck_needed)
+        rc = err_set(&why, PF_E_CHANGED, "the base files keep changing");
+    /* MISMATCH: other bytes behind a known id: nothing that was computed before is used, and nothing is written over it. */
+    settle_failure(e, s, rc, &why);
 }
 
 static void build(struct pf_engine *e, struct served *s, struct pool *pool)
 {
+    struct overlay_build_opts opts = {.pool = pool, .progress = watch, .progress_ctx = e};
     pf_error why;
-    int rc = engine_build(e, s, pool, &why);
+    struct pf_view *view = begin_work(e, s);
+    int rc = overlay_build(e->store, view_composition(view), &opts, NULL, &why);
+    end_work(e, view);
     if (rc == PF_E_BUSY) { /* another process builds it: adopt its work when it is done */
-        timed_wait(e, POLL_NS);
-        (void)engine_try_adopt(e, s);
-    } else if (rc && rc != PF_E_CANCELLED) {
-        s->is_build_failed = true;
-        note_failure(e, &why);
+        if (!engine_try_adopt(e, s))
+            timed_wait(e, POLL_NS); /* s may be gone afterwards */
+        return;
     }
+    if (rc == PF_OK) {
+        e->n_builds++;
+        e->cache_note[0] = '\0'; /* whatever went wrong before */
+        if (can_build(e, s) && !engine_try_adopt(e, s) && !s->is_recheck_needed)
+            rc = err_set(&why, PF_E_IO, "overlay %s was built and cannot be adopted",
+                         pf_view_digest(s->view));
+    }
+    settle_failure(e, s, rc, &why);
 }
 
 /* One piece of work; false: there was none. Caller holds mu. */
@@ -95,17 +166,19 @@ static bool step(struct pf_engine *e, struct pool *pool)
     struct served *s = e->global;
     if (!s)
         return false;
-    if (residents_wanted(e, s)) {
-        if (residents_step(e, s) && e->global == s && residents_wanted(e, s))
-            timed_wait(e, POLL_NS / 10); /* readers have to leave first */
+    enum resident_step residents = residents_step(e, s);
+    if (residents == RESIDENT_DONE)
+        return true;
+    if (s->is_recheck_needed && !s->overlay && !s->is_build_failed && e->store) {
+        recheck(e, s, pool);
         return true;
     }
-    if (s->is_recheck_needed && !s->overlay && e->store) {
-        recheck(e, s);
-        return true;
-    }
-    if (build_due(e) == 0) {
+    if (next_build(e, &s) == 0) {
         build(e, s, pool);
+        return true;
+    }
+    if (residents == RESIDENT_BLOCKED) {
+        timed_wait(e, POLL_NS / 10); /* readers have to leave first */
         return true;
     }
     return false;
@@ -121,12 +194,14 @@ static void *run(void *arg)
     if (pool_new(e->opts.n_threads, &pool, NULL))
         log_at(PF_LOG_WARN, "the builder's threads cannot be started: no overlays will be built");
     pthread_mutex_lock(&e->mu);
+    e->has_no_builder = !pool;
     while (!e->is_ending) {
         if (pool && step(e, pool)) {
             pthread_cond_broadcast(&e->idle); /* whoever waits looks at the state itself */
             continue;
         }
-        uint64_t due = pool ? build_due(e) : UINT64_MAX;
+        struct served *next;
+        uint64_t due = pool ? next_build(e, &next) : UINT64_MAX;
         e->is_idle = due == UINT64_MAX;
         if (e->is_idle)
             pthread_cond_broadcast(&e->idle);
@@ -198,22 +273,30 @@ int pf_engine_settle(struct pf_engine *engine, uint64_t timeout_ms, pf_error *er
                              (unsigned long long)timeout_ms);
 }
 
+static void cancel(struct served *s)
+{
+    if (!s || s->overlay)
+        return;
+    s->is_build_wanted = false;
+    s->is_build_failed = s->is_build_cancelled = true; /* until it is set again */
+    s->n_generations = 0;
+}
+
 void pf_engine_cancel_build(struct pf_engine *engine)
 {
     pthread_mutex_lock(&engine->mu);
     atomic_store(&engine->cancel_build, true);
-    if (engine->global && !engine->global->overlay) {
-        engine->global->is_build_wanted = false;
-        engine->global->is_build_failed = true; /* until it is set again */
-    }
+    cancel(engine->global);
+    cancel(engine->busy);
+    pthread_cond_broadcast(&engine->idle);
     pthread_mutex_unlock(&engine->mu);
 }
 
 void pf_engine_served(struct pf_engine *engine, const struct pf_view *view)
 {
     pthread_mutex_lock(&engine->mu);
-    if (engine->global && engine->global->view == view &&
-        ++engine->global->n_generations == GENERATIONS_WORTH)
+    struct served *s = served_of(engine, view);
+    if (s && ++s->n_generations == GENERATIONS_WORTH)
         background_wake(engine);
     pthread_mutex_unlock(&engine->mu);
 }

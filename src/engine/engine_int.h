@@ -62,7 +62,8 @@ struct served {
     uint64_t t_global_ns; /* since when it is the global one; 0: it is not */
     uint32_t n_generations;
     bool is_build_wanted; /* now, whatever the delay */
-    bool is_build_failed, is_recheck_needed;
+    bool is_build_failed, is_build_cancelled /* failed because somebody said so */;
+    bool is_recheck_needed;
     struct served *next_lingering;
 };
 
@@ -75,9 +76,17 @@ struct resident {
     uint32_t i_layer;
     uint8_t *buf;
     size_t n_buf_bytes;
-    struct digest key;
-    bool is_ready, is_locked;
+    struct digest key, failed_key; /* failed_key: of the bytes that could not be made last */
+    bool is_ready, is_locked, has_failed;
     struct layer_bytes bytes;
+};
+
+/* All of them. Placements that name one hold a reference: a view that outlives its engine keeps its bytes. */
+struct resident_set {
+    _Atomic uint32_t n_refs;
+    uint32_t n, n_locked;
+    uint64_t n_bytes;
+    struct resident items[];
 };
 
 /* ---------------------------------------------------------------------------------------------- plan */
@@ -116,40 +125,51 @@ struct pf_engine {
     struct served *global;    /* one of recent */
     struct served *lingering; /* left `recent`; freed when nobody else holds them */
     uint64_t i_clock;
-    struct resident *residents;
-    uint32_t n_residents;
-    uint64_t n_resident_bytes;
+    struct resident_set *residents; /* never NULL once open; its items are guarded by mu */
     char cache_note[512];
     uint64_t n_changes, n_builds, n_adoptions;
 
     pthread_t thread;
     bool has_thread, is_ending, is_idle;
-    pthread_cond_t wake, idle;
-    _Atomic bool cancel_build;
+    bool has_no_builder; /* the thread could not start its pool */
+    struct served
+        *busy; /* what the background thread works on with mu released; it holds the view */
+    pthread_cond_t wake;                         /* for the background thread: something changed */
+    pthread_cond_t idle;                         /* for whoever waits for it: look again */
+    _Atomic bool cancel_build, is_build_refused; /* by us; by the caller's progress function */
     _Atomic uint64_t n_built_bytes, n_build_bytes; /* 0 when nothing is built */
 };
 
-/* engine.c, caller holds mu */
-int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, struct served **out,
-                 pf_error *err);
-void engine_place(struct pf_engine *e,
-                  struct served *s); /* publishes the best placement that s can have now */
+/* registry.c, caller holds mu */
+struct registered *registry_find(struct pf_engine *e, const char *nickname);
+void registry_release(struct pf_engine *e);
+
+/* serve.c, caller holds mu. is_way_asked: the caller said which, rather than leaving it to the engine. */
+int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, bool is_way_asked,
+                 struct served **out, pf_error *err);
+/* Publishes the best placement that s can have now. */
+void engine_place(struct pf_engine *e, struct served *s);
+void engine_place_all(struct pf_engine *e);
 void engine_served_free(struct served *s);
-bool engine_has_stale_readers(
-    struct pf_engine
-        *e); /* does any reader hold a placement that was replaced? Frees what none does */
+struct served *served_of(struct pf_engine *e, const struct pf_view *view); /* NULL: none of ours */
+/* How most of the changed layers are read now. */
+const char *served_way(struct pf_engine *e, const struct served *s);
+/* Does any reader hold a placement that was replaced? Frees what none does. */
+bool engine_has_stale_readers(struct pf_engine *e);
+/* Drops recent compositions that nobody holds and that use `a`. */
+void engine_forget_unused(struct pf_engine *e, const struct pf_adapter *a);
+bool served_uses(const struct served *s, const struct pf_adapter *a);
 bool engine_try_adopt(struct pf_engine *e, struct served *s);
-int engine_build(struct pf_engine *e, struct served *s, struct pool *pool,
-                 pf_error *err); /* releases mu while merging */
 
 /* resident.c, caller holds mu */
-int residents_init(struct pf_engine *e, uint32_t n, pf_error *err);
-void residents_free(struct pf_engine *e);
+int residents_new(struct pf_checkpoint *ckpt, uint32_t n, struct resident_set **out, pf_error *err);
+void residents_ref(struct resident_set *set);
+void residents_unref(struct resident_set *set);
 const struct layer_bytes *residents_find(const struct pf_engine *e, const struct served *s,
                                          uint32_t i_layer);
-/* Rewrites at most one resident layer towards `s`; releases mu while copying. True when it did something. */
-bool residents_step(struct pf_engine *e, struct served *s);
-bool residents_wanted(const struct pf_engine *e, const struct served *s);
+enum resident_step { RESIDENT_NOTHING, RESIDENT_DONE, RESIDENT_BLOCKED /* by readers */ };
+/* Rewrites at most one resident layer towards `s`; releases mu while copying. */
+enum resident_step residents_step(struct pf_engine *e, struct served *s);
 
 /* background.c */
 int background_start(struct pf_engine *e, pf_error *err);
@@ -157,15 +177,16 @@ void background_stop(struct pf_engine *e);
 void background_wake(struct pf_engine *e); /* caller holds mu */
 
 /* target.c */
-int targets_parse(const struct pf_checkpoint *ckpt, const char *targets, bool *out_is_named,
-                  pf_error *err);
 int target_entries_copy(const struct target_state *from, struct target_state *to, pf_error *err);
 void target_release(struct target_state *t);
-/* The global composition as it acts: entries of all components, equal ones joined into one with a target list. */
+/* Appends one adapter to the targets that it names; `limit` (may be NULL) says which the change is about. Caller holds mu. */
+int targets_add(struct pf_engine *e, struct target_state *targets, const bool *limit,
+                const struct pf_engine_lora *l, pf_error *err);
+/* The global composition as it acts: entries of all components, equal ones joined into one with a target list. Proves that the bytes of
+ * base and adapters are still those that were opened. */
 int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targets,
                     const struct pf_composition_opts *opts, struct pf_composition **out,
                     pf_error *err);
-
 /* Drops entries from targets in which their adapter changes nothing: `all` means all that it addresses. */
 void targets_prune(const struct pf_composition *comp, struct target_state *targets);
 

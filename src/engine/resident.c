@@ -1,8 +1,10 @@
 /*
  * Resident layers: private copies that the kernel may not take, only on request. A copy serves the compositions whose bytes it
  * holds; to rewrite it for another one, placements without it are published first, then the last reader leaves, then the panels are
- * computed from base and deltas, never from what the buffer held. There is never a second copy of a layer.
+ * computed from base and deltas, never from what the buffer held. There is never a second copy of a layer. Called by the engine with its
+ * mutex held. Must never write to a buffer that any placement names.
  */
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -23,14 +25,15 @@ static void resident_release(struct resident *r)
     *r = (struct resident){0};
 }
 
-static int resident_init(struct pf_engine *e, struct resident *r, uint32_t i_layer, pf_error *err)
+static int resident_init(const struct pf_checkpoint *ckpt, struct resident *r, uint32_t i_layer,
+                         pf_error *err)
 {
-    const struct ckpt_layer *layer = &e->ckpt->layers[i_layer];
+    const struct ckpt_layer *layer = &ckpt->layers[i_layer];
     size_t n = 0, at = 0;
     for (uint32_t i = 0; i < layer->n_tensors; i++)
-        n += (e->ckpt->tensors[layer->i_tensor0 + i].n_bytes + 63) & ~(uint64_t)63;
+        n += (ckpt->tensors[layer->i_tensor0 + i].n_bytes + 63) & ~(uint64_t)63;
     r->i_layer = i_layer;
-    const uint8_t **p = mem_calloc(layer->n_tensors, sizeof *p);
+    const uint8_t **p = mem_calloc(layer->n_tensors + 1, sizeof *p);
     uint8_t *buf =
         mmap(NULL, n ? n : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!p || buf == MAP_FAILED) {
@@ -46,127 +49,122 @@ static int resident_init(struct pf_engine *e, struct resident *r, uint32_t i_lay
     r->n_buf_bytes = n ? n : 1;
     for (uint32_t i = 0; i < layer->n_tensors; i++) {
         p[i] = buf + at;
-        at += (e->ckpt->tensors[layer->i_tensor0 + i].n_bytes + 63) & ~(uint64_t)63;
+        at += (ckpt->tensors[layer->i_tensor0 + i].n_bytes + 63) & ~(uint64_t)63;
     }
     r->bytes = (struct layer_bytes){.kind = PLACE_RESIDENT, .p = p};
     return PF_OK;
 }
 
-int residents_init(struct pf_engine *e, uint32_t n, pf_error *err)
+int residents_new(struct pf_checkpoint *ckpt, uint32_t n, struct resident_set **out, pf_error *err)
 {
-    if (n > e->ckpt->n_layers)
-        n = e->ckpt->n_layers;
-    e->residents = mem_calloc(n + 1, sizeof *e->residents);
-    if (!e->residents)
-        return err_nomem(err, n * sizeof *e->residents, "resident layers");
+    if (n > ckpt->n_layers)
+        n = ckpt->n_layers;
+    struct resident_set *set = mem_calloc(1, sizeof *set + n * sizeof set->items[0]);
+    if (!set)
+        return err_nomem(err, n * sizeof set->items[0], "resident layers");
+    atomic_init(&set->n_refs, 1);
     for (uint32_t i = 0; i < n; i++) {
-        int rc = resident_init(e, &e->residents[i], i, err);
-        if (rc)
+        int rc = resident_init(ckpt, &set->items[i], i, err);
+        if (rc) {
+            residents_unref(set);
             return rc;
-        e->n_residents++;
-        e->n_resident_bytes += e->residents[i].n_buf_bytes;
+        }
+        set->n++;
+        set->n_locked += set->items[i].is_locked;
+        set->n_bytes += set->items[i].n_buf_bytes;
     }
+    *out = set;
     return PF_OK;
 }
 
-void residents_free(struct pf_engine *e)
+void residents_ref(struct resident_set *set)
 {
-    for (uint32_t i = 0; i < e->n_residents; i++)
-        resident_release(&e->residents[i]);
-    mem_free(e->residents);
-    e->residents = NULL;
-    e->n_residents = 0;
+    atomic_fetch_add_explicit(&set->n_refs, 1, memory_order_relaxed);
 }
 
-static struct resident *find(const struct pf_engine *e, uint32_t i_layer)
+void residents_unref(struct resident_set *set)
 {
-    for (uint32_t i = 0; i < e->n_residents; i++)
-        if (e->residents[i].i_layer == i_layer)
-            return &e->residents[i];
-    return NULL;
+    /* acq_rel: the last owner must see that everybody else has read what he wanted. */
+    if (!set || atomic_fetch_sub_explicit(&set->n_refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (uint32_t i = 0; i < set->n; i++)
+        resident_release(&set->items[i]);
+    mem_free(set);
 }
 
 const struct layer_bytes *residents_find(const struct pf_engine *e, const struct served *s,
                                          uint32_t i_layer)
 {
-    const struct resident *r = find(e, i_layer);
-    return r && r->is_ready && digest_eq(r->key, s->layer_keys[i_layer]) ? &r->bytes : NULL;
+    bool is_asked = s->way == PF_WAY_AUTO || s->way == PF_WAY_INPLACE;
+    if (!is_asked || i_layer >= e->residents->n) /* item i is layer i */
+        return NULL;
+    const struct resident *r = &e->residents->items[i_layer];
+    return r->is_ready && digest_eq(r->key, s->layer_keys[i_layer]) ? &r->bytes : NULL;
 }
 
-/* A layer that the composition keeps in another dtype does not fit into its buffer: it streams. */
+/* A layer that the composition keeps in another dtype does not fit into its buffer, and one whose dtype cannot be read by rows has no
+ * place there: they stream. */
 static bool fits(const struct pf_engine *e, const struct served *s, const struct resident *r)
 {
     const struct ckpt_layer *layer = layer_of(e, r);
-    for (uint32_t i = 0; i < layer->n_tensors; i++)
-        if (pf_view_dtype(s->view, layer->i_tensor0 + i) !=
-            e->ckpt->tensors[layer->i_tensor0 + i].dtype)
+    for (uint32_t i = 0; i < layer->n_tensors; i++) {
+        int32_t dtype = e->ckpt->tensors[layer->i_tensor0 + i].dtype;
+        if (pf_view_dtype(s->view, layer->i_tensor0 + i) != dtype || dtype_size(dtype) == 0)
             return false;
+    }
     return true;
 }
 
 static bool is_behind(const struct pf_engine *e, const struct served *s, const struct resident *r)
 {
     bool is_asked = s->way == PF_WAY_AUTO || s->way == PF_WAY_INPLACE;
-    return is_asked && fits(e, s, r) &&
-           !(r->is_ready && digest_eq(r->key, s->layer_keys[r->i_layer]));
-}
-
-bool residents_wanted(const struct pf_engine *e, const struct served *s)
-{
-    for (uint32_t i = 0; i < e->n_residents; i++)
-        if (is_behind(e, s, &e->residents[i]))
-            return true;
-    return false;
+    struct digest key = s->layer_keys[r->i_layer];
+    return is_asked && fits(e, s, r) && !(r->is_ready && digest_eq(r->key, key)) &&
+           !(r->has_failed && digest_eq(r->failed_key, key));
 }
 
 static int rewrite(struct pf_engine *e, struct pf_view *view, struct resident *r, pf_error *err)
 {
     const struct ckpt_layer *layer = layer_of(e, r);
     int rc = PF_OK;
-    for (uint32_t i = 0; rc == PF_OK && i < layer->n_tensors; i++) {
-        const struct ckpt_tensor *t = &e->ckpt->tensors[layer->i_tensor0 + i];
-        if (dtype_size(t->dtype) == 0)
-            rc = err_set(err, PF_E_UNSUPPORTED, "tensor '%s' of dtype %s cannot be resident",
-                         t->name.p, pf_dtype_name(t->dtype));
-        else
-            rc = pf_apply_into(view, layer->i_tensor0 + i, (uint8_t *)(uintptr_t)r->bytes.p[i],
-                               (size_t)t->n_bytes, err);
-    }
+    for (uint32_t i = 0; rc == PF_OK && i < layer->n_tensors; i++)
+        rc = pf_apply_into(view, layer->i_tensor0 + i, (uint8_t *)(uintptr_t)r->bytes.p[i],
+                           (size_t)e->ckpt->tensors[layer->i_tensor0 + i].n_bytes, err);
     return rc;
 }
 
-bool residents_step(struct pf_engine *e, struct served *s)
+enum resident_step residents_step(struct pf_engine *e, struct served *s)
 {
     struct resident *r = NULL;
-    for (uint32_t i = 0; !r && i < e->n_residents; i++)
-        if (is_behind(e, s, &e->residents[i]))
-            r = &e->residents[i];
+    for (uint32_t i = 0; !r && i < e->residents->n; i++)
+        if (is_behind(e, s, &e->residents->items[i]))
+            r = &e->residents->items[i];
     if (!r)
-        return false;
+        return RESIDENT_NOTHING;
     if (r->is_ready) { /* nobody gets it from now on */
         r->is_ready = false;
-        for (size_t i = 0; i < N_RECENT; i++)
-            if (e->recent[i])
-                engine_place(e, e->recent[i]);
+        engine_place_all(e);
     }
     if (engine_has_stale_readers(e))
-        return true; /* looked at again soon; the readers stream or use the overlay meanwhile */
+        return RESIDENT_BLOCKED; /* the readers stream or use the overlay meanwhile */
     struct digest key = s->layer_keys[r->i_layer];
     struct pf_view *view = s->view;
     pf_error why;
     view_ref(view);
+    e->busy = s;
     pthread_mutex_unlock(&e->mu);
     int rc = rewrite(e, view, r, &why);
-    pf_view_release(view);
     pthread_mutex_lock(&e->mu);
+    e->busy = NULL;
+    pf_view_release(view);
+    r->has_failed = rc != PF_OK;
     if (rc) {
+        r->failed_key = key; /* not tried again for the same bytes */
         log_at(PF_LOG_ERROR, "resident layer '%s': %s", layer_of(e, r)->name, why.msg);
-        return false;
+        return RESIDENT_DONE;
     }
     r->key = key;
     r->is_ready = true;
-    for (size_t i = 0; i < N_RECENT; i++)
-        if (e->recent[i])
-            engine_place(e, e->recent[i]);
-    return true;
+    engine_place_all(e);
+    return RESIDENT_DONE;
 }

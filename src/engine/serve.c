@@ -88,32 +88,60 @@ static int served_new(struct pf_engine *e, struct pf_composition *comp, int32_t 
 
 /* ---------------------------------------------------------------------------------------- placements */
 
-static void drop_overlay(void *ctx)
+/* What a placement keeps alive. */
+struct held {
+    struct overlay *overlay;        /* may be NULL */
+    struct resident_set *residents; /* may be NULL */
+};
+
+static void held_free(void *ctx)
 {
-    overlay_unref(ctx);
+    struct held *h = ctx;
+    overlay_unref(h->overlay);
+    residents_unref(h->residents);
+    mem_free(h);
 }
 
-void engine_place(struct pf_engine *e, struct served *s)
+static struct placement *best_placement(struct pf_engine *e, struct served *s)
 {
     struct placement *p = placement_new(e->ckpt->n_layers);
-    if (!p) {
-        log_at(PF_LOG_WARN, "out of memory for a placement: the one before it stays");
-        return;
-    }
-    bool uses_residents = s->way == PF_WAY_AUTO || s->way == PF_WAY_INPLACE;
+    struct held *h = p ? mem_calloc(1, sizeof *h) : NULL;
     bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+    if (!h) {
+        placement_free(p);
+        return NULL;
+    }
+    p->free_fn = held_free;
+    p->free_ctx = h;
     for (uint32_t i = 0; i < e->ckpt->n_layers; i++) {
-        if (uses_residents)
-            p->layers[i] = residents_find(e, s, i);
+        p->layers[i] = residents_find(e, s, i);
+        if (p->layers[i] && !h->residents) {
+            h->residents = e->residents;
+            residents_ref(h->residents);
+        }
         if (!p->layers[i] && uses_overlay)
             p->layers[i] = overlay_layer(s->overlay, i);
     }
     if (uses_overlay) {
-        overlay_ref(s->overlay);
-        p->free_fn = drop_overlay;
-        p->free_ctx = s->overlay;
+        h->overlay = s->overlay;
+        overlay_ref(h->overlay);
     }
+    return p;
+}
+
+void engine_place(struct pf_engine *e, struct served *s)
+{
+    struct placement *p = best_placement(e, s);
+    if (!p) /* never the one before it: that may name a resident layer that is about to be rewritten */
+        log_at(PF_LOG_WARN, "out of memory for a placement: streaming instead");
     view_publish(s->view, p);
+}
+
+void engine_place_all(struct pf_engine *e)
+{
+    for (size_t i = 0; i < N_RECENT; i++)
+        if (e->recent[i])
+            engine_place(e, e->recent[i]);
 }
 
 /* ------------------------------------------------------------------------------------------ adopting */
@@ -133,44 +161,11 @@ bool engine_try_adopt(struct pf_engine *e, struct served *s)
         return true;
     }
     s->overlay = NULL;
-    if (rc == PF_E_CHANGED) {
+    if (rc == PF_E_CHANGED)
         s->is_recheck_needed = true;
-    } else if (rc != PF_E_NOTFOUND) {
+    else if (rc != PF_E_NOTFOUND)
         log_at(PF_LOG_WARN, "overlay is not adopted: %s", why.msg);
-        (void)overlay_evict(e->store, comp->digest,
-                            NULL); /* somebody may still read it: then it stays and is not used */
-    }
     return false;
-}
-
-static bool watch(void *ctx, const char *what, uint64_t done, uint64_t total)
-{
-    struct pf_engine *e = ctx;
-    (void)what;
-    atomic_store_explicit(&e->n_built_bytes, done, memory_order_relaxed);
-    atomic_store_explicit(&e->n_build_bytes, total, memory_order_relaxed);
-    return !atomic_load_explicit(&e->cancel_build, memory_order_relaxed);
-}
-
-int engine_build(struct pf_engine *e, struct served *s, struct pool *pool, pf_error *err)
-{
-    struct overlay_build_opts opts = {.pool = pool, .progress = watch, .progress_ctx = e};
-    struct pf_view *view = s->view;
-    view_ref(view);
-    atomic_store(&e->cancel_build, false);
-    pthread_mutex_unlock(&e->mu);
-    int rc = overlay_build(e->store, view_composition(view), &opts, NULL, err);
-    pthread_mutex_lock(&e->mu);
-    atomic_store(&e->n_build_bytes, 0);
-    if (rc == PF_OK) {
-        e->n_builds++;
-        /* s may have left the recent list meanwhile; its view tells. */
-        for (size_t i = 0; i < N_RECENT; i++)
-            if (e->recent[i] && e->recent[i]->view == view && !engine_try_adopt(e, e->recent[i]))
-                rc = err_set(err, PF_E_IO, "the overlay that was just built cannot be adopted");
-    }
-    pf_view_release(view);
-    return rc;
 }
 
 /* ------------------------------------------------------------------------------------------ serving */
@@ -216,7 +211,7 @@ static void forget(struct pf_engine *e, size_t i)
 {
     struct served *s = e->recent[i];
     e->recent[i] = NULL;
-    if (e->n_residents) {
+    if (e->residents->n) {
         s->way = s->overlay ? PF_WAY_OVERLAY : PF_WAY_STREAM;
         engine_place(e, s);
     }
@@ -240,17 +235,35 @@ static void keep(struct pf_engine *e, struct served *s)
     e->recent[oldest] = s;
 }
 
-int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, struct served **out,
-                 pf_error *err)
+/* One that left the list and still has readers comes back: they and the new ones share its overlay. */
+static struct served *revive(struct pf_engine *e, struct digest digest)
+{
+    for (struct served **at = &e->lingering; *at; at = &(*at)->next_lingering) {
+        struct served *s = *at;
+        if (!digest_eq(view_composition(s->view)->digest, digest))
+            continue;
+        *at = s->next_lingering;
+        s->next_lingering = NULL;
+        keep(e, s);
+        return s;
+    }
+    return NULL;
+}
+
+int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, bool is_way_asked,
+                 struct served **out, pf_error *err)
 {
     struct served *s = find_recent(e, comp->digest);
+    if (!s && (s = revive(e, comp->digest)))
+        is_way_asked = true;
     if (!s) {
         int rc = served_new(e, comp, way, &s, err);
         if (rc)
             return rc;
         keep(e, s);
     }
-    s->way = way;
+    if (is_way_asked)
+        s->way = way;
     s->i_used = ++e->i_clock;
     if (!s->overlay)
         (void)engine_try_adopt(e, s);
@@ -259,4 +272,62 @@ int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, 
         e); /* for its sweep: placements and views that readers have left */
     *out = s;
     return PF_OK;
+}
+
+bool served_uses(const struct served *s, const struct pf_adapter *a)
+{
+    const struct pf_composition *comp = view_composition(s->view);
+    for (size_t k = 0; k < comp->n_entries; k++)
+        if (comp->entries[k].adapter == a)
+            return true;
+    return false;
+}
+
+/* Recent compositions that nobody holds are only a memory of work done: they do not keep an adapter loaded. */
+void engine_forget_unused(struct pf_engine *e, const struct pf_adapter *a)
+{
+    for (size_t i = 0; i < N_RECENT; i++) {
+        struct served *s = e->recent[i];
+        if (!s || s == e->global || view_n_refs(s->view) > 1 || !served_uses(s, a))
+            continue;
+        e->recent[i] = NULL;
+        engine_served_free(s);
+    }
+    (void)engine_has_stale_readers(e); /* for its sweep: views that their readers have released */
+}
+
+/* ----------------------------------------------------------------------------------------- questions */
+
+struct served *served_of(struct pf_engine *e, const struct pf_view *view)
+{
+    for (size_t i = 0; i < N_RECENT; i++)
+        if (e->recent[i] && e->recent[i]->view == view)
+            return e->recent[i];
+    for (struct served *s = e->lingering; s; s = s->next_lingering)
+        if (s->view == view)
+            return s;
+    return NULL;
+}
+
+const char *served_way(struct pf_engine *e, const struct served *s)
+{
+    const struct pf_composition *comp = view_composition(s->view);
+    bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+    uint32_t n_overlay = 0, n_resident = 0, n_layers = 0, i_last = UINT32_MAX;
+    for (size_t i = 0; i < comp->n_targets; i++) {
+        uint32_t i_layer = e->ckpt->tensors[comp->i_tensors[i]].i_layer;
+        if (i_layer == i_last)
+            continue;
+        i_last = i_layer;
+        n_layers++;
+        if (residents_find(e, s, i_layer))
+            n_resident++;
+        else if (uses_overlay)
+            n_overlay++;
+    }
+    if (n_layers == 0)
+        return "base";
+    if (2 * n_resident > n_layers)
+        return "inplace";
+    return 2 * n_overlay > n_layers ? "overlay" : "stream";
 }

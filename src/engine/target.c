@@ -3,32 +3,10 @@
  * all targets together into one composition. Called by the operations, under the engine's mutex. Must never change a state that a
  * failed operation leaves behind: operations work on copies.
  */
+#include <math.h>
 #include <string.h>
 
 #include "engine/engine_int.h"
-
-/* Marks the components that a list names; NULL, "" and "all" name every one. */
-int targets_parse(const struct pf_checkpoint *ckpt, const char *targets, bool *out_is_named,
-                  pf_error *err)
-{
-    struct str rest = str_of(targets ? targets : "all");
-    bool is_all = rest.n == 0 || str_eqz(rest, "all");
-    for (uint32_t c = 0; c < ckpt->n_components; c++)
-        out_is_named[c] = is_all;
-    while (!is_all && rest.n) {
-        const char *comma = memchr(rest.p, ',', rest.n);
-        struct str name = {rest.p, comma ? (size_t)(comma - rest.p) : rest.n};
-        int64_t c = ckpt_component_find(ckpt, name);
-        if (c < 0)
-            return err_set(err, PF_E_NOTFOUND,
-                           "target '%.*s' is no component of '%s'; it has '%s'%s", (int)name.n,
-                           name.p, ckpt->path, ckpt->components[0].name,
-                           ckpt->n_components > 1 ? " and others: see pageflip inspect" : "");
-        out_is_named[c] = true;
-        rest = str_cut_front(rest, comma ? name.n + 1 : name.n);
-    }
-    return PF_OK;
-}
 
 void target_release(struct target_state *t)
 {
@@ -58,6 +36,64 @@ int target_entries_copy(const struct target_state *from, struct target_state *to
     }
     *to = t;
     return PF_OK;
+}
+
+static int check_lora(struct pf_engine *e, const struct pf_engine_lora *l, pf_error *err)
+{
+    if (!l->nickname || !registry_find(e, l->nickname))
+        return err_set(err, PF_E_NOTFOUND,
+                       "no adapter is loaded as '%s': load it with its path first",
+                       l->nickname ? l->nickname : "");
+    if (!isfinite(l->strength))
+        return err_set(err, PF_E_INVALID, "strength %g of '%s' is not a finite number", l->strength,
+                       l->nickname);
+    if (l->has_alpha && !isfinite(l->alpha))
+        return err_set(err, PF_E_INVALID, "alpha %g of '%s' is not a finite number", l->alpha,
+                       l->nickname);
+    return PF_OK;
+}
+
+static int append(struct target_state *t, const struct pf_engine_lora *l, struct pf_adapter *a,
+                  pf_error *err)
+{
+    char *nickname = mem_strdup(l->nickname);
+    struct target_entry *grown =
+        nickname ? mem_realloc_array(t->entries, t->n_entries + 1, sizeof *grown) : NULL;
+    if (!grown) {
+        mem_free(nickname);
+        return err_nomem(err, sizeof *grown, "a target");
+    }
+    adapter_ref(a);
+    t->entries = grown;
+    t->entries[t->n_entries++] = (struct target_entry){.nickname = nickname,
+                                                       .adapter = a,
+                                                       .strength = l->strength,
+                                                       .alpha = l->alpha,
+                                                       .has_alpha = l->has_alpha};
+    t->phase = TARGET_ACTIVE;
+    return PF_OK;
+}
+
+int targets_add(struct pf_engine *e, struct target_state *targets, const bool *limit,
+                const struct pf_engine_lora *l, pf_error *err)
+{
+    uint32_t n = e->ckpt->n_components;
+    bool *named = mem_calloc(n + 1, sizeof *named), is_any = false;
+    int rc = named ? check_lora(e, l, err) : err_nomem(err, n, "targets");
+    if (rc == PF_OK)
+        rc = target_list_parse(e->ckpt, l->target, named, err);
+    for (uint32_t c = 0; rc == PF_OK && c < n; c++) {
+        if (!named[c] || (limit && !limit[c]))
+            continue;
+        is_any = true;
+        rc = append(&targets[c], l, registry_find(e, l->nickname)->adapter, err);
+    }
+    if (rc == PF_OK && !is_any)
+        rc = err_set(err, PF_E_INVALID,
+                     "adapter '%s' is for target '%s', which this change is not about", l->nickname,
+                     l->target);
+    mem_free(named);
+    return rc;
 }
 
 /* ----------------------------------------------------------------------------------------- compose */
@@ -151,12 +187,22 @@ void targets_prune(const struct pf_composition *comp, struct target_state *targe
     }
 }
 
+/* Mapped bytes that were written to since they were digested are not what their names say. */
+static int check_files(struct pf_checkpoint *ckpt, const struct lora_list *l, pf_error *err)
+{
+    int rc = pf_checkpoint_verify(ckpt, err);
+    if (rc && err)
+        err_append(err, ": nothing is changed; start again with the file as it is now");
+    for (size_t i = 0; rc == PF_OK && i < l->n; i++)
+        rc = adapter_check(l->loras[i].adapter, err);
+    return rc;
+}
+
 int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targets,
                     const struct pf_composition_opts *opts, struct pf_composition **out,
                     pf_error *err)
 {
     struct lora_list l = {0};
-    int rc = PF_OK;
     for (uint32_t c = 0; c < ckpt->n_components; c++)
         l.n_max += targets[c].n_entries;
     l.loras = mem_calloc(l.n_max + 1, sizeof *l.loras);
@@ -169,6 +215,7 @@ int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targe
         if (targets[c].phase == TARGET_ACTIVE)
             for (size_t i = 0; i < targets[c].n_entries; i++)
                 list_add(&l, &targets[c].entries[i], targets[c].factor, ckpt->components[c].name);
+    int rc = check_files(ckpt, &l, err);
     for (size_t i = 0; rc == PF_OK && i < l.n; i++) {
         l.loras[i].target = names_all(ckpt, &l.targets[i]) ? NULL : strbuf_z(&l.targets[i]);
         if (!strbuf_ok(&l.targets[i]))

@@ -31,8 +31,7 @@ struct pf_view {
     _Atomic(struct placement *) current; /* NULL: base and stream everywhere */
     _Atomic(struct slot *) slots;
     pthread_mutex_t mu; /* guards retired; between publishers, never taken by a reader */
-    struct placement **retired;
-    size_t n_retired, cap_retired;
+    struct placement *retired;
 };
 
 /* Owned by one thread, except for what its slot says, which publishers look at. */
@@ -60,7 +59,7 @@ struct placement *placement_new(uint32_t n_layers)
     return p;
 }
 
-static void placement_free(struct placement *p)
+void placement_free(struct placement *p)
 {
     if (!p)
         return;
@@ -81,14 +80,15 @@ static bool is_held(const struct pf_view *v, const struct placement *p)
 /* Frees what no reader can name any more. Caller holds mu. */
 static void sweep(struct pf_view *v)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < v->n_retired; i++) {
-        if (is_held(v, v->retired[i]))
-            v->retired[n++] = v->retired[i];
-        else
-            placement_free(v->retired[i]);
+    for (struct placement **at = &v->retired; *at;) {
+        struct placement *p = *at;
+        if (is_held(v, p)) {
+            at = &p->next_retired;
+        } else {
+            *at = p->next_retired;
+            placement_free(p);
+        }
     }
-    v->n_retired = n;
 }
 
 void view_publish(struct pf_view *v, struct placement *next)
@@ -97,11 +97,8 @@ void view_publish(struct pf_view *v, struct placement *next)
     /* seq_cst: a reader that announced the old placement either is seen by the sweep or sees the new one. */
     struct placement *old = atomic_exchange(&v->current, next);
     if (old) {
-        if (mem_grow((void **)&v->retired, &v->cap_retired, v->n_retired, sizeof(void *)))
-            v->retired[v->n_retired++] = old;
-        else if (!is_held(v, old))
-            placement_free(old);
-        /* else: out of memory with a reader inside; the few bytes stay until the process ends */
+        old->next_retired = v->retired;
+        v->retired = old;
     }
     sweep(v);
     pthread_mutex_unlock(&v->mu);
@@ -111,7 +108,7 @@ bool view_has_stale_readers(struct pf_view *v)
 {
     pthread_mutex_lock(&v->mu);
     sweep(v);
-    bool stale = v->n_retired > 0;
+    bool stale = v->retired != NULL;
     pthread_mutex_unlock(&v->mu);
     return stale;
 }
@@ -169,7 +166,6 @@ void view_unref_n(struct pf_view *v, uint32_t n)
         next = slot->next;
         mem_free(slot);
     }
-    mem_free(v->retired);
     pthread_mutex_destroy(&v->mu);
     pf_composition_free(v->comp);
     pf_checkpoint_close(v->ckpt);

@@ -33,6 +33,8 @@ struct placement {
     uint32_t n_layers;
     void (*free_fn)(void *ctx); /* called once no reader can hold this placement; may be NULL */
     void *free_ctx;
+    struct placement
+        *next_retired; /* the view's: replaced ones that a reader may still be inside of */
 };
 
 /* A tensor's place under one placement, resolved. */
@@ -55,6 +57,7 @@ struct pf_checkpoint *view_checkpoint(const struct pf_view *v);
 /* Makes `next` the newest placement. The view owns it (allocated with placement_new). NULL: plain base and stream again. */
 void view_publish(struct pf_view *v, struct placement *next);
 struct placement *placement_new(uint32_t n_layers); /* all entries NULL; NULL: out of memory */
+void placement_free(struct placement *p);           /* one that was never published */
 /* True when some reader still holds a placement older than the newest one. */
 bool view_has_stale_readers(struct pf_view *v);
 

@@ -1,0 +1,84 @@
+/*
+ * What an engine says of itself: status, where each layer's bytes are, which adapters act. Called by servers, scripts and bindings, from
+ * any thread. Must never wait for anything but the change lock.
+ */
+#include <stdio.h>
+
+#include "engine/engine_int.h"
+
+static uint64_t cache_bytes(struct pf_engine *e)
+{
+    struct overlay_entry *entries = NULL;
+    size_t n = 0;
+    uint64_t n_bytes = 0;
+    if (!e->store || overlay_list(e->store, &entries, &n, NULL))
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        n_bytes += entries[i].n_bytes;
+    overlay_list_free(entries, n);
+    return n_bytes;
+}
+
+void pf_engine_status(struct pf_engine *e, struct pf_engine_status *s)
+{
+    *s = (struct pf_engine_status){0};
+    s->cache_bytes = cache_bytes(e);
+    s->anon_bytes = proc_anon_bytes();
+    pthread_mutex_lock(&e->mu);
+    snprintf(s->composition, sizeof s->composition, "%s", pf_view_digest(e->global->view));
+    snprintf(s->cache_note, sizeof s->cache_note, "%s", e->cache_note);
+    if (e->store)
+        snprintf(s->cache_dir, sizeof s->cache_dir, "%s", overlay_store_dir(e->store));
+    s->cache_budget_bytes = e->store ? overlay_store_budget(e->store) : 0;
+    s->n_build_bytes = atomic_load(&e->n_build_bytes);
+    s->n_built_bytes = s->n_build_bytes ? atomic_load(&e->n_built_bytes) : 0;
+    s->is_building = s->n_build_bytes > 0;
+    s->n_layers_kept = e->n_kept;
+    s->n_layers_resident = e->residents->n;
+    s->n_layers_mapped = e->ckpt->n_layers - e->n_kept - e->residents->n;
+    s->n_bytes_kept = e->n_kept_bytes;
+    s->n_bytes_resident = e->residents->n_bytes;
+    s->available_bytes = e->plan.available_bytes;
+    snprintf(s->plan_note, sizeof s->plan_note, "%s", e->plan.note);
+    s->n_changes = e->n_changes;
+    s->n_builds = e->n_builds;
+    s->n_adoptions = e->n_adoptions;
+    pthread_mutex_unlock(&e->mu);
+}
+
+int pf_engine_layer_status(struct pf_engine *e, uint32_t i_layer, struct pf_layer_status *out,
+                           pf_error *err)
+{
+    if (i_layer >= e->ckpt->n_layers)
+        return err_set(err, PF_E_RANGE, "layer %u of a checkpoint of %u layers", i_layer,
+                       e->ckpt->n_layers);
+    pthread_mutex_lock(&e->mu);
+    struct served *s = e->global;
+    const struct ckpt_layer *layer = &e->ckpt->layers[i_layer];
+    bool is_changed = false;
+    for (uint32_t i = 0; !is_changed && i < layer->n_tensors; i++)
+        is_changed = comp_target(view_composition(s->view), layer->i_tensor0 + i) != NULL;
+    bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+    bool is_resident = residents_find(e, s, i_layer);
+    bool is_overlay = uses_overlay && overlay_layer(s->overlay, i_layer);
+    out->place = is_resident ? "resident" : is_overlay ? "overlay" : is_changed ? "stream" : "base";
+    out->residency = i_layer < e->residents->n     ? "resident"
+                     : e->policy->is_kept[i_layer] ? "kept"
+                                                   : "mapped";
+    pthread_mutex_unlock(&e->mu);
+    return PF_OK;
+}
+
+void pf_engine_each_active(struct pf_engine *e, pf_active_fn fn, void *ctx)
+{
+    pthread_mutex_lock(&e->mu);
+    for (uint32_t c = 0; c < e->ckpt->n_components; c++) {
+        const struct target_state *t = &e->targets[c];
+        bool is_merged = t->phase == TARGET_ACTIVE;
+        for (size_t i = 0; i < t->n_entries; i++)
+            fn(ctx, e->ckpt->components[c].name, t->entries[i].nickname,
+               adapter_path(t->entries[i].adapter),
+               t->entries[i].strength * (is_merged ? t->factor : 1), is_merged);
+    }
+    pthread_mutex_unlock(&e->mu);
+}
