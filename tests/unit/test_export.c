@@ -124,7 +124,7 @@ static void long_rows_and_any_number_of_threads_give_the_same_bytes(void **state
     struct rng r = {7};
     struct fx f = {0};
     pf_error err = {0};
-    fx_add(&f.model, &r, "blocks.0.wide.weight", PF_BF16, 2, 2100001, 0.1f);
+    fx_add(&f.model, &r, "blocks.0.wide.weight", PF_BF16, 1, 2100001, 0.1f);
     fx_add(&f.model, &r, "blocks.0.tall.weight", PF_F32, 20003, 61, 0.1f);
     fx_adapter(&f.model, &f.factors, 8);
     fx_save(&f.model, 0, f.model.n, base);
