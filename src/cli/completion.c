@@ -44,6 +44,27 @@ static void second_words(struct str first, struct strbuf *b)
             strbuf_addf(b, "%s%s", b->n ? " " : "", cmd->name + first.n + 1);
 }
 
+/* Every first word that other words follow ("bench"), with those words. */
+static void each_group(void (*fn)(struct str first, const char *seconds, struct strbuf *b),
+                       struct strbuf *b)
+{
+    const struct command *cmd;
+    struct str last = {"", 0};
+
+    for (size_t i = 0; (cmd = command_at(i)); i++) {
+        struct str first = {cmd->name, strcspn(cmd->name, " ")};
+        struct strbuf seconds;
+
+        if (!cmd->name[first.n] || str_eq(first, last))
+            continue;
+        last = first;
+        strbuf_init(&seconds);
+        second_words(first, &seconds);
+        fn(first, strbuf_z(&seconds), b);
+        strbuf_release(&seconds);
+    }
+}
+
 static void adapter_names(struct strbuf *b)
 {
     char **names = NULL;
@@ -109,16 +130,25 @@ static void bash_options(const struct command *cmd, const char *adapters, struct
     strbuf_adds(b, " ;;\n");
 }
 
+static void bash_group(struct str first, const char *seconds, struct strbuf *b)
+{
+    strbuf_addf(b,
+                "    if [[ $cmd == %.*s ]]; then\n"
+                "        if [[ $COMP_CWORD -eq 2 ]]; then\n"
+                "            mapfile -t COMPREPLY < <(compgen -W '%s' -- \"$cur\")\n"
+                "            return\n        fi\n"
+                "        cmd=\"$cmd ${COMP_WORDS[2]}\"\n    fi\n",
+                (int)first.n, first.p, seconds);
+}
+
 static void bash_script(struct strbuf *b)
 {
-    struct strbuf firsts, groups, adapters;
+    struct strbuf firsts, adapters;
     const struct command *cmd;
 
     strbuf_init(&firsts);
-    strbuf_init(&groups);
     strbuf_init(&adapters);
     first_words(&firsts);
-    second_words(str_of("bench"), &groups);
     adapter_names(&adapters);
     strbuf_addf(
         b,
@@ -133,14 +163,7 @@ static void bash_script(struct strbuf *b)
         "        mapfile -t COMPREPLY < <(compgen -W \"$commands --help --version\" -- \"$cur\")\n"
         "        return\n    fi\n",
         strbuf_z(&firsts));
-    if (groups.n)
-        strbuf_addf(b,
-                    "    if [[ $cmd == bench ]]; then\n"
-                    "        if [[ $COMP_CWORD -eq 2 ]]; then\n"
-                    "            mapfile -t COMPREPLY < <(compgen -W '%s' -- \"$cur\")\n"
-                    "            return\n        fi\n"
-                    "        cmd=\"$cmd ${COMP_WORDS[2]}\"\n    fi\n",
-                    strbuf_z(&groups));
+    each_group(bash_group, b);
     strbuf_adds(b, "    case \"$cmd:$prev\" in\n");
     for (size_t i = 0; (cmd = command_at(i)); i++)
         bash_values(cmd, strbuf_z(&adapters), b);
@@ -153,7 +176,6 @@ static void bash_script(struct strbuf *b)
                    "    ((files)) && compopt -o filenames 2>/dev/null\n"
                    "}\ncomplete -F _pageflip pageflip\n");
     strbuf_release(&firsts);
-    strbuf_release(&groups);
     strbuf_release(&adapters);
 }
 
@@ -209,16 +231,25 @@ static void zsh_command(const struct command *cmd, struct strbuf *b)
     strbuf_adds(b, " ;;\n");
 }
 
+static void zsh_group(struct str first, const char *seconds, struct strbuf *b)
+{
+    strbuf_addf(
+        b,
+        "    if [[ $cmd == %.*s ]]; then\n"
+        "        if ((CURRENT == 3)); then\n            compadd -- %s\n"
+        "            return\n        fi\n"
+        "        cmd=\"$cmd $words[3]\"\n        shift words\n        ((CURRENT--))\n    fi\n",
+        (int)first.n, first.p, seconds);
+}
+
 static void zsh_script(struct strbuf *b)
 {
-    struct strbuf firsts, groups, adapters;
+    struct strbuf firsts, adapters;
     const struct command *cmd;
 
     strbuf_init(&firsts);
-    strbuf_init(&groups);
     strbuf_init(&adapters);
     first_words(&firsts);
-    second_words(str_of("bench"), &groups);
     adapter_names(&adapters);
     strbuf_addf(b,
                 "#compdef pageflip\n# zsh completion for pageflip\n"
@@ -229,20 +260,12 @@ static void zsh_script(struct strbuf *b)
                 "    if ((CURRENT == 2)); then\n        compadd -- $commands --help --version\n"
                 "        return\n    fi\n",
                 strbuf_z(&adapters), strbuf_z(&firsts));
-    if (groups.n)
-        strbuf_addf(
-            b,
-            "    if [[ $cmd == bench ]]; then\n"
-            "        if ((CURRENT == 3)); then\n            compadd -- %s\n"
-            "            return\n        fi\n"
-            "        cmd=\"bench $words[3]\"\n        shift words\n        ((CURRENT--))\n    fi\n",
-            strbuf_z(&groups));
+    each_group(zsh_group, b);
     strbuf_adds(b, "    shift words\n    ((CURRENT--))\n    case $cmd in\n");
     for (size_t i = 0; (cmd = command_at(i)); i++)
         zsh_command(cmd, b);
     strbuf_adds(b, "    esac\n}\n_pageflip \"$@\"\n");
     strbuf_release(&firsts);
-    strbuf_release(&groups);
     strbuf_release(&adapters);
 }
 

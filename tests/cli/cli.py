@@ -103,7 +103,7 @@ class Case(unittest.TestCase):
         self.assertEqual(result.err.count("\n"), 1, result.err)
         self.assertFalse(result.err.rstrip("\n").endswith("."), result.err)
         self.assertEqual(result.out, "")
-        n_words = 2 if args[0] == "bench" else 1
+        n_words = 2 if args[0] in ("bench", "cache") else 1
         both = pageflip(*args[:n_words], "--json", *args[n_words:], **kwargs)
         self.assertEqual(both.status, status, both.err)
         self.assertEqual(list(both.json), ["error"])

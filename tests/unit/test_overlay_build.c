@@ -160,9 +160,11 @@ static void memory_is_bounded_and_the_page_cache_left_as_it_was(void **state)
     const struct file_map *m = st_map(fx.ckpt->files[0]);
     (void)madvise((void *)(uintptr_t)m->p, n, MADV_DONTNEED);
     (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    volatile uint8_t sum = 0;
-    for (size_t i = 0; i < n / 2; i += 4096)
-        sum = (uint8_t)(sum + p[i]);
+    /* Exact reads: what the kernel reads ahead arrives later, and would look like the builder's. */
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    uint8_t chunk[65536];
+    for (size_t off = 0; off < n / 2; off += sizeof chunk)
+        assert_int_equal(pread(fd, chunk, sizeof chunk, (off_t)off), sizeof chunk);
     (void)madvise(p, n, MADV_DONTNEED);
     unsigned char *before = malloc(n_pages), *after = malloc(n_pages);
     assert_non_null(before);
@@ -192,9 +194,9 @@ static void memory_is_bounded_and_the_page_cache_left_as_it_was(void **state)
     }
     print_message("of %zu base pages %zu were cached before; %zu of them stayed, %zu came\n",
                   n_pages, n_before, n_kept, n_new);
-    if (is_on_disk(fx.cache) && n_before < n_pages * 3 / 4) {
+    if (is_on_disk(fx.cache) && n_before < n_pages * 6 / 10) {
         assert_true(n_kept >= n_before * 9 / 10);
-        assert_true(n_new <= n_pages / 20);
+        assert_true(n_new <= n_pages / 100);
         /* And what was written is on the disk, not in memory. */
         char *name = fx_layer_name(&fx, 5);
         struct file_map out;
