@@ -1,0 +1,74 @@
+/*
+ * What the files of `bench switch` share: one run, and the watch that sees a change take effect. Included by switch*.c alone.
+ */
+#ifndef PF_BENCH_SWITCH_INT_H
+#define PF_BENCH_SWITCH_INT_H
+
+#include "bench/ground.h"
+#include "bench/switch.h"
+#include "view/view.h"
+
+enum { SWITCH_REPS_MAX = 50 };
+
+enum switch_op {
+    OP_LOAD_A,
+    OP_LOAD_B,
+    OP_FIRST_SET,
+    OP_OVERLAY,
+    OP_SET_AGAIN,
+    OP_SWITCH,
+    OP_BACK,
+    OP_STRENGTH,
+    OP_UNMERGE,
+    OP_MERGE,
+    N_SWITCH_OPS
+};
+
+struct op_stats {
+    unsigned n;
+    double ms[SWITCH_REPS_MAX], effect_ms[SWITCH_REPS_MAX], panel_ms[SWITCH_REPS_MAX];
+    uint64_t n_read, n_written, n_peak, n_added, n_panels; /* of the largest repetition */
+    const char *way;                                       /* NULL: no change of the composition */
+};
+
+struct switch_run {
+    struct bench_switch_opts o; /* defaults filled in */
+    char *dir, *cache;
+    char *model, *adapters[2]; /* paths; ours or the caller's */
+    struct ground_files files;
+    struct pf_checkpoint *ckpt;
+    struct pf_engine *engine;
+    struct op_stats ops[N_SWITCH_OPS];
+    struct pf_change_report first; /* of the first set */
+    unsigned i_rep;
+    struct json *second_start;
+    double passes_s[3]; /* before, during, after */
+    double during_seconds;
+    uint64_t n_pass_bytes;
+    bool is_drawing;
+};
+
+/* A thread that reads one panel as soon as the engine's view is another than it was. */
+struct watch;
+int watch_start(struct watch **out, struct pf_engine *engine, pf_error *err);
+/* When the panel was there (monotonic clock); 0: nothing changed. Frees w; NULL gives 0. */
+uint64_t watch_stop(struct watch *w, bool is_change_expected);
+
+/* Measured as op `id`: `fn` between the counters. is_change: the composition becomes another. */
+typedef int (*op_fn)(struct switch_run *r, struct pf_change_report *out_report, pf_error *err);
+int op_measure(struct switch_run *r, enum switch_op id, bool is_change, op_fn fn, pf_error *err);
+
+int switch_engine_open(struct switch_run *r, pf_error *err);
+int switch_set(struct switch_run *r, const char *nickname, double strength,
+               struct pf_change_report *out_report, pf_error *err);
+
+/* All of it that can be run with one engine: fills ops. */
+int switch_ops_run(struct switch_run *r, pf_error *err);
+/* A fresh process with the cache there; fills second_start. No engine may be open. */
+int switch_second_start(struct switch_run *r, pf_error *err);
+/* Work before, during and after a change; fills passes_s. */
+int switch_load_run(struct switch_run *r, pf_error *err);
+
+struct json *switch_result(struct switch_run *r, const struct ground_bounds *bounds);
+
+#endif
