@@ -3,14 +3,15 @@
  * this process and their ancestors leave, and what the user allows. Our own page cache is not usage: it can be dropped. Called once,
  * when an engine opens. Must never guess silently: the note names every number that decided.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/engine_int.h"
 
 #define SMALL_FILE_BYTES ((size_t)1 << 20)
 #define NO_LIMIT         UINT64_MAX
-#define V1_UNLIMITED                                                                               \
-    ((uint64_t)1 << 60) /* v1 writes "no limit" as a huge number, rounded to pages */
+/* v1 writes "no limit" as a huge number, rounded to pages */
+#define UNLIMITED ((uint64_t)1 << 60)
 
 /* A small file below root, NUL-terminated; NULL when it cannot be read. Owned by caller. */
 static char *read_small(const char *root, const char *path)
@@ -49,44 +50,71 @@ static uint64_t number_in(const char *root, const char *dir, const char *name)
 }
 
 struct cgroup_kind {
-    const char *limit, *usage; /* file names */
-    bool is_v2;
+    const char *limit, *throttle, *usage, *hierarchy; /* file names; NULL: this kind has none */
+    const char *active, *inactive;                    /* lines of memory.stat */
 };
-static const struct cgroup_kind V1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", false};
-static const struct cgroup_kind V2 = {"memory.max", "memory.current", true};
+/* v1's total_* lines include the groups below, as its usage does. */
+static const struct cgroup_kind V1 = {
+    .limit = "memory.limit_in_bytes",
+    .usage = "memory.usage_in_bytes",
+    .hierarchy = "memory.use_hierarchy",
+    .active = "total_active_file ",
+    .inactive = "total_inactive_file ",
+};
+/* Above memory.high a v2 group is not killed but slowed down until it is useless: a limit like the other. */
+static const struct cgroup_kind V2 = {
+    .limit = "memory.max",
+    .throttle = "memory.high",
+    .usage = "memory.current",
+    .active = "active_file ",
+    .inactive = "inactive_file ",
+};
+
+/* The group that leaves least, so far. */
+struct tightest {
+    uint64_t left, limit;
+    char dir[200];
+};
 
 /* What one group leaves: its limit less its usage, page cache not counted. */
-static uint64_t group_left(const char *root, const char *dir, const struct cgroup_kind *kind)
+static void look_at(const char *root, const char *dir, const struct cgroup_kind *kind,
+                    struct tightest *t)
 {
     uint64_t limit = number_in(root, dir, kind->limit), usage = number_in(root, dir, kind->usage);
-    if (limit == NO_LIMIT || usage == NO_LIMIT || (!kind->is_v2 && limit >= V1_UNLIMITED))
-        return NO_LIMIT;
+    uint64_t throttle = kind->throttle ? number_in(root, dir, kind->throttle) : NO_LIMIT;
+    limit = throttle < limit ? throttle : limit;
+    if (limit >= UNLIMITED || usage == NO_LIMIT)
+        return;
     char *path = path_join(dir, "memory.stat"), *text = path ? read_small(root, path) : NULL;
-    uint64_t active = 0, inactive = 0, cache;
+    uint64_t active = 0, inactive = 0;
     if (text) {
-        /* v1's total_* lines include the groups below, as its usage does. */
-        (void)field(text, kind->is_v2 ? "active_file " : "total_active_file ", &active);
-        (void)field(text, kind->is_v2 ? "inactive_file " : "total_inactive_file ", &inactive);
+        (void)field(text, kind->active, &active);
+        (void)field(text, kind->inactive, &inactive);
     }
     mem_free(text);
     mem_free(path);
-    cache = active + inactive < usage ? active + inactive : usage;
-    return limit > usage - cache ? limit - (usage - cache) : 0;
+    uint64_t cache = active < usage ? active : usage;
+    cache += inactive < usage - cache ? inactive : usage - cache;
+    uint64_t left = limit > usage - cache ? limit - (usage - cache) : 0;
+    if (left < t->left) {
+        *t = (struct tightest){.left = left, .limit = limit};
+        snprintf(t->dir, sizeof t->dir, "/%.190s", dir);
+    }
 }
 
-/* The tightest of a group and its ancestors up to the mount point. */
-static uint64_t tightest(const char *root, const char *mount, const char *group,
-                         const struct cgroup_kind *kind)
+/* A group and its ancestors up to the mount point. v1 groups need not count what is below them. */
+static void climb(const char *root, const char *mount, const char *group,
+                  const struct cgroup_kind *kind, struct tightest *t)
 {
-    uint64_t left = NO_LIMIT;
     struct strbuf dir;
     strbuf_init(&dir);
     strbuf_addf(&dir, "%s%s", mount, group);
     size_t n_mount = strlen(mount);
-    while (strbuf_ok(&dir)) {
-        uint64_t here = group_left(root, strbuf_z(&dir), kind);
-        if (here < left)
-            left = here;
+    for (bool is_own = true; strbuf_ok(&dir); is_own = false) {
+        bool counts =
+            is_own || !kind->hierarchy || number_in(root, strbuf_z(&dir), kind->hierarchy) != 0;
+        if (counts)
+            look_at(root, strbuf_z(&dir), kind, t);
         char *slash = strrchr(dir.p, '/');
         if (!slash || (size_t)(slash - dir.p) < n_mount)
             break;
@@ -94,40 +122,42 @@ static uint64_t tightest(const char *root, const char *mount, const char *group,
         dir.n = (size_t)(slash - dir.p);
     }
     strbuf_release(&dir);
-    return left;
+}
+
+static bool names_memory(const char *controllers)
+{
+    for (const char *p = controllers; *p; p += strcspn(p, ","), p += *p == ',')
+        if (strcspn(p, ",") == 6 && strncmp(p, "memory", 6) == 0)
+            return true;
+    return false;
 }
 
 /* One line of /proc/self/cgroup: "0::/path" for v2, "4:memory:/path" for v1. The line is cut up. */
-static uint64_t line_left(const char *root, char *line)
+static void look_at_line(const char *root, char *line, struct tightest *t)
 {
     char *controllers = strchr(line, ':');
     char *group = controllers ? strchr(controllers + 1, ':') : NULL;
     if (!group)
-        return NO_LIMIT;
+        return;
     *group++ = '\0';
-    if (strcmp(controllers + 1, "memory") == 0)
-        return tightest(root, "sys/fs/cgroup/memory", group, &V1);
-    if (controllers[1] != '\0')
-        return NO_LIMIT;
-    uint64_t pure = tightest(root, "sys/fs/cgroup", group, &V2);
-    uint64_t hybrid = tightest(root, "sys/fs/cgroup/unified", group, &V2);
-    return pure < hybrid ? pure : hybrid;
+    if (names_memory(controllers + 1)) {
+        climb(root, "sys/fs/cgroup/memory", group, &V1, t);
+    } else if (controllers[1] == '\0') {
+        climb(root, "sys/fs/cgroup", group, &V2, t);
+        climb(root, "sys/fs/cgroup/unified", group, &V2, t);
+    }
 }
 
-static uint64_t cgroups_left(const char *root)
+static void look_at_cgroups(const char *root, struct tightest *t)
 {
     char *text = read_small(root, "proc/self/cgroup");
-    uint64_t left = NO_LIMIT;
     for (char *line = text, *end; line && *line; line = end) {
         end = line + strcspn(line, "\n");
         if (*end)
             *end++ = '\0';
-        uint64_t here = line_left(root, line);
-        if (here < left)
-            left = here;
+        look_at_line(root, line, t);
     }
     mem_free(text);
-    return left;
 }
 
 static uint64_t mem_available(const char *root)
@@ -139,31 +169,34 @@ static uint64_t mem_available(const char *root)
     return n;
 }
 
-static void note_number(struct strbuf *b, const char *what, uint64_t v)
+static unsigned long long mib(uint64_t n)
 {
-    if (v != NO_LIMIT)
-        strbuf_addf(b, "%s%s %llu MiB", b->n ? ", " : "", what, (unsigned long long)(v >> 20));
+    return (unsigned long long)(n >> 20);
 }
 
 int plan_memory(const char *root, uint64_t n_cap_bytes, struct memory_plan *out, pf_error *err)
 {
-    uint64_t system = mem_available(root ? root : ""), groups = cgroups_left(root ? root : "");
-    uint64_t cap = n_cap_bytes ? n_cap_bytes : NO_LIMIT;
-    uint64_t least = system < groups ? system : groups;
-    if (cap < least)
-        least = cap;
+    uint64_t system = mem_available(root ? root : ""), cap = n_cap_bytes ? n_cap_bytes : NO_LIMIT;
+    struct tightest group = {.left = NO_LIMIT};
+    look_at_cgroups(root ? root : "", &group);
+    uint64_t least = system < group.left ? system : group.left;
+    least = cap < least ? cap : least;
     if (least == NO_LIMIT)
         return err_set(err, PF_E_IO,
                        "neither /proc/meminfo nor a control group tells how much memory there is: "
                        "say --host-memory");
     struct strbuf b;
     strbuf_init(&b);
-    note_number(&b, "system leaves", system);
-    note_number(&b, "control groups leave", groups);
-    note_number(&b, "allowed", cap);
+    if (system != NO_LIMIT)
+        strbuf_addf(&b, "system leaves %llu MiB, ", mib(system));
+    if (group.left != NO_LIMIT)
+        strbuf_addf(&b, "control group '%s' leaves %llu of %llu MiB, ", group.dir, mib(group.left),
+                    mib(group.limit));
+    if (cap != NO_LIMIT)
+        strbuf_addf(&b, "allowed are %llu MiB, ", mib(cap));
+    strbuf_addf(&b, "so %llu MiB", mib(least));
     *out = (struct memory_plan){.available_bytes = least};
-    size_t n = b.n < sizeof out->note ? b.n : sizeof out->note - 1;
-    memcpy(out->note, strbuf_z(&b), n);
+    snprintf(out->note, sizeof out->note, "%s", strbuf_z(&b));
     strbuf_release(&b);
     return PF_OK;
 }

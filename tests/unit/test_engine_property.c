@@ -3,12 +3,7 @@
  * of applying, with kept, mapped and resident layers. After every step every tensor that is looked at equals a fresh merge of the
  * composition that a plain model of the rules predicts, and base bytes after unmerge.
  */
-#include "testing.h"
-
-#include "base/mem.h"
-#include "engine/engine_int.h"
-#include "safetensors/safetensors.h"
-#include "tensor/dtype.h"
+#include "engine_fixture.h"
 
 #define N_STEPS    10000
 #define N_ADAPTERS 3
@@ -18,48 +13,6 @@
 
 static const char *const TARGETS[N_TARGETS] = {"text_encoder", "transformer"};
 static const char *const NAMES[N_ADAPTERS] = {"a", "ab", "b"}; /* C15: one name inside another */
-
-/* -------------------------------------------------------------------------------------- small files */
-
-struct tensor {
-    char name[96];
-    int64_t rows, cols;
-    int32_t dtype;
-};
-
-static void write_tensors(const char *path, const struct tensor *t, size_t n, struct rng *rng,
-                          float scale)
-{
-    struct st_layout *l;
-    struct strbuf h;
-    pf_error err;
-    strbuf_init(&h);
-    assert_ok(st_layout_new(&l, &err), &err);
-    for (size_t i = 0; i < n; i++) {
-        struct shape s = {.rank = t[i].cols ? 2 : 1, .dim = {t[i].rows, t[i].cols}};
-        assert_ok(st_layout_tensor(l, str_of(t[i].name), t[i].dtype, &s, &err), &err);
-    }
-    assert_ok(st_layout_finish(l, 64, &h, &err), &err);
-    uint64_t n_file = st_layout_file_bytes(l);
-    uint8_t *bytes = mem_calloc(1, n_file);
-    memcpy(bytes, strbuf_z(&h), h.n);
-    for (size_t i = 0; i < n; i++) {
-        int64_t n_el = t[i].rows * (t[i].cols ? t[i].cols : 1);
-        for (int64_t k = 0; k < n_el; k++) {
-            float v = scale * ((float)(rng_next(rng) >> 40) / 8388608.0f - 1.0f);
-            uint8_t *p = bytes + st_layout_offset(l, i);
-            uint16_t b = bf16_from_f32(v);
-            if (t[i].dtype == PF_F32)
-                memcpy(p + 4 * k, &v, 4);
-            else
-                memcpy(p + 2 * k, &b, 2);
-        }
-    }
-    write_file(path, bytes, n_file);
-    mem_free(bytes);
-    strbuf_release(&h);
-    st_layout_free(l);
-}
 
 static void make_base(void **state)
 {
