@@ -3,6 +3,8 @@
  * the final name is the library's; here are the options, the bar, and the report.
  */
 #include "cli/command.h"
+#include "cli/launcher.h"
+#include "cli/merged_already.h"
 #include "cli/progress.h"
 #include "cli/setup.h"
 
@@ -36,14 +38,15 @@ static const struct opt opts[] = {
     {"merge-dtype", 0, OPT_CHOICE, "D", "dtype of merged tensors: base (the default) or f32",
      offsetof(struct merge_args, merge_dtype), "base|f32", 0, 0, false},
     {"part", 'p', OPT_PART, "I/N",
-     "write share I of N (1/4 to 4/4) and let other processes write theirs",
+     "write share I of N (1/4 to 4/4) and let other processes write theirs; auto: the share that "
+     "mpirun, srun or an indexed job gives",
      offsetof(struct merge_args, part), NULL, 0, 0, false},
     {"threads", 't', OPT_INT, "N", "threads; one per usable CPU unless said",
      offsetof(struct merge_args, threads), NULL, 1, 256, false},
 };
 
 static int report(const struct out *o, const struct setup *s, const struct merge_args *args,
-                  const struct pf_merge_report *r)
+                  const struct arg_part *part, const struct pf_merge_report *r)
 {
     struct json *doc;
     char a[16], b[16], c[16];
@@ -52,6 +55,10 @@ static int report(const struct out *o, const struct setup *s, const struct merge
         doc = json_new_object();
         setup_json(doc, s);
         json_set(doc, "output", json_new_string(str_of(args->output)));
+        if (part->n) {
+            json_set_int(doc, "part", part->i);
+            json_set_int(doc, "parts", part->n);
+        }
         json_set_bool(doc, "complete", r->is_complete);
         json_set_bool(doc, "resumed", r->is_resumed);
         json_set_int(doc, "bytes_read", (int64_t)r->n_bytes_read);
@@ -65,7 +72,7 @@ static int report(const struct out *o, const struct setup *s, const struct merge
         out_field(o, "output", "%s%s", args->output, r->is_resumed ? " (continued)" : "");
     else
         out_field(o, "output", "part %u of %u is written; '%s' appears when the other parts are",
-                  args->part.i, args->part.n, args->output);
+                  part->i, part->n, args->output);
     out_field(o, "written", "%s in %.2f s (%s/s), %s read",
               out_bytes((double)r->n_bytes_written, a), r->seconds,
               out_bytes(r->seconds > 0 ? (double)r->n_bytes_written / r->seconds : 0, b),
@@ -88,37 +95,62 @@ static int failed(const struct out *o, int rc, bool is_usage, const char *output
     return out_fail(o, err);
 }
 
+/* Writes, or finds that a process of another part has published everything while this one was starting. */
+static int merge(const struct setup *s, const struct merge_args *args, const struct arg_part *part,
+                 struct progress *bar, struct pf_merge_report *out_merged, pf_error *err)
+{
+    struct pf_merge_opts opts_merge = {.size = sizeof(opts_merge),
+                                       .force = args->force,
+                                       .n_threads = (uint32_t)args->threads.v,
+                                       .i_part = part->n ? part->i - 1 : 0,
+                                       .n_parts = part->n,
+                                       .progress = progress_tick,
+                                       .progress_ctx = bar};
+    int rc;
+
+    /* Before a forced merge too: it would begin anew what the others have just finished. */
+    if (part->is_auto && args->force &&
+        merged_already(s->ckpt, s->comp, args->output, part->i - 1, part->n)) {
+        *out_merged = (struct pf_merge_report){.is_complete = true, .is_resumed = true};
+        return PF_OK;
+    }
+    rc = pf_merge(s->ckpt, s->comp, args->output, &opts_merge, out_merged, err);
+    if (rc == PF_E_EXISTS && part->is_auto &&
+        merged_already(s->ckpt, s->comp, args->output, part->i - 1, part->n)) {
+        *out_merged = (struct pf_merge_report){.is_complete = true, .is_resumed = true};
+        rc = PF_OK;
+    }
+    return rc;
+}
+
 static int run(struct out *o, const void *p)
 {
     const struct merge_args *args = p;
-    struct pf_merge_opts opts_merge = {.size = sizeof(opts_merge), .force = args->force};
     struct pf_merge_report merged = {0};
+    struct arg_part part = args->part;
     struct progress bar;
     struct setup s = {0};
     pf_error err = {0};
     bool is_usage = false;
-    int rc, status;
+    int rc = part.is_auto ? launcher_part(NULL, NULL, &part, &err) : PF_OK, status;
 
-    rc = setup_open(&s,
-                    &(struct setup_opts){.model = args->model,
-                                         .loras = &args->loras,
-                                         .merge_dtype = args->merge_dtype,
-                                         .allow_unmatched = args->allow_unmatched},
-                    &is_usage, &err);
+    part.is_auto = args->part.is_auto;
+    if (!rc)
+        rc = setup_open(&s,
+                        &(struct setup_opts){.model = args->model,
+                                             .loras = &args->loras,
+                                             .merge_dtype = args->merge_dtype,
+                                             .allow_unmatched = args->allow_unmatched},
+                        &is_usage, &err);
     if (!rc)
         rc = setup_fidelity(&s, &err);
     if (!rc) {
         setup_warn(o, &s);
-        opts_merge.n_threads = (uint32_t)args->threads.v;
-        opts_merge.i_part = args->part.n ? args->part.i - 1 : 0;
-        opts_merge.n_parts = args->part.n;
-        opts_merge.progress = progress_tick;
-        opts_merge.progress_ctx = &bar;
         progress_begin(&bar, !o->is_quiet, true);
-        rc = pf_merge(s.ckpt, s.comp, args->output, &opts_merge, &merged, &err);
+        rc = merge(&s, args, &part, &bar, &merged, &err);
         progress_end(&bar);
     }
-    status = rc ? failed(o, rc, is_usage, args->output, &err) : report(o, &s, args, &merged);
+    status = rc ? failed(o, rc, is_usage, args->output, &err) : report(o, &s, args, &part, &merged);
     setup_release(&s);
     return status;
 }
@@ -127,11 +159,13 @@ const struct command cmd_merge = {
     .name = "merge",
     .summary = "write a checkpoint with adapters merged in",
     .synopsis = "[--model M] --lora L ... -o OUT",
-    .detail = "Writes OUT in the layout of the model. Tensors that no adapter changes are "
-              "byte-identical. Nothing stands under "
-              "the name OUT until all of it is durable; after an interruption the same command "
-              "continues where it "
-              "stopped. OUT cannot be the model itself, by any name.",
+    .detail =
+        "Writes OUT in the layout of the model. Tensors that no adapter changes are "
+        "byte-identical. Nothing stands under "
+        "the name OUT until all of it is durable; after an interruption the same command "
+        "continues where it "
+        "stopped. OUT cannot be the model itself, by any name. Any number of processes, on any "
+        "hosts that see the same directory, can share the work with --part.",
     .opts = opts,
     .n_opts = PF_COUNTOF(opts),
     .args_bytes = sizeof(struct merge_args),

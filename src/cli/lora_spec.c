@@ -107,3 +107,8 @@ void lora_spec_release(struct lora_spec *spec)
     mem_free(spec->target);
     *spec = (struct lora_spec){0};
 }
+
+bool nickname_has(char c)
+{
+    return c && strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.", c);
+}

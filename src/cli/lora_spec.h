@@ -20,4 +20,7 @@ struct lora_spec {
 int lora_spec_parse(const char *text, struct lora_spec *out, pf_error *err);
 void lora_spec_release(struct lora_spec *spec);
 
+/* May a nickname hold this character? Letters, digits, '_', '-' and '.': none that means something in the text above. */
+bool nickname_has(char c);
+
 #endif

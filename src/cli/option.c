@@ -70,18 +70,50 @@ static int parse_int(const struct opt *opt, const char *text, struct arg_int *ou
     return PF_OK;
 }
 
+/* "4096", "512M", "512MiB" (powers of 1024), "4GB" (powers of 1000). */
+static bool size_of(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    size_t n = strspn(text, "0123456789.");
+    const char *unit = text + n, *at = *unit ? strchr(units, *unit == 'k' ? 'K' : *unit) : NULL;
+    double v, step = !strcmp(unit, "") || !strcmp(unit + 1, "B") ? 1000 : 1024;
+
+    if (!str_to_double((struct str){text, n}, &v) || (*unit && !at) ||
+        (*unit && unit[1] && strcmp(unit + 1, "B") && strcmp(unit + 1, "iB")))
+        return false;
+    for (ptrdiff_t i = at ? at - units : -1; i >= 0; i--)
+        v *= step;
+    if (v < 1 || v >= 0x1p63)
+        return false;
+    *out = (uint64_t)v;
+    return true;
+}
+
+static int parse_size(const struct opt *opt, const char *text, struct arg_int *out, pf_error *err)
+{
+    out->is_set = size_of(text, &out->v);
+    return out->is_set ? PF_OK
+                       : err_set(err, PF_E_INVALID,
+                                 "option '--%s' takes a size in bytes, or like 512M, 4G, not '%s'",
+                                 opt->name, text);
+}
+
 static int parse_part(const struct opt *opt, const char *text, struct arg_part *out, pf_error *err)
 {
     const char *slash = strchr(text, '/');
     uint64_t i = 0, n = 0;
 
+    if (!strcmp(text, "auto")) {
+        *out = (struct arg_part){.is_auto = true};
+        return PF_OK;
+    }
     if (!slash || !str_to_u64((struct str){text, (size_t)(slash - text)}, &i) ||
         !str_to_u64(str_of(slash + 1), &n) || i < 1 || i > n || n > 65536)
-        return err_set(
-            err, PF_E_INVALID,
-            "option '--%s' takes I/N with I from 1 to N (1/4 is the first of four), not '%s'",
-            opt->name, text);
-    *out = (struct arg_part){(uint32_t)i, (uint32_t)n};
+        return err_set(err, PF_E_INVALID,
+                       "option '--%s' takes I/N with I from 1 to N (1/4 is the first of four), or "
+                       "auto, not '%s'",
+                       opt->name, text);
+    *out = (struct arg_part){(uint32_t)i, (uint32_t)n, false};
     return PF_OK;
 }
 
@@ -130,6 +162,8 @@ static int store(const struct opt *opt, const char *text, int argc, char *args, 
     }
     case OPT_INT:
         return parse_int(opt, text, field, err);
+    case OPT_SIZE:
+        return parse_size(opt, text, field, err);
     case OPT_REAL: {
         struct arg_real *real = field;
 

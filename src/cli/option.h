@@ -16,9 +16,10 @@ enum opt_type {           /* field in the args struct */
                 OPT_MODEL,  /* completed as a path */
                 OPT_CHOICE, /* one of `choices` */
                 OPT_LORA, /* struct arg_list: a path or a bundled adapter's name, with its suffixes */
-                OPT_INT,  /* struct arg_int, between min and max */
+                OPT_INT, /* struct arg_int, between min and max */
+                OPT_SIZE, /* struct arg_int: bytes, "512M" or "4GiB" in powers of 1024, "4GB" in powers of 1000 */
                 OPT_REAL, /* struct arg_real, finite */
-                OPT_PART  /* struct arg_part, "i/n", 1 <= i <= n */
+                OPT_PART  /* struct arg_part, "i/n", 1 <= i <= n, or "auto" */
 };
 
 struct arg_list {
@@ -35,6 +36,7 @@ struct arg_real {
 };
 struct arg_part {
     uint32_t i, n; /* i counts from 1; n 0: not given */
+    bool is_auto;  /* the launcher says, see launcher.h */
 };
 
 struct common_args {

@@ -121,19 +121,32 @@ void out_warn(const struct out *o, const char *fmt, ...)
     say("warning: ", text);
 }
 
-int out_json(const struct out *o, struct json *doc)
+static int print_json(const struct out *o, struct json *doc, unsigned indent)
 {
     struct strbuf text;
     pf_error err = {0};
     int rc;
 
     strbuf_init(&text);
-    rc = json_write(doc, 2, &text, &err);
+    rc = json_write(doc, indent, &text, &err);
     json_free(doc);
     if (!rc)
         (void)printf("%s\n", strbuf_z(&text));
     strbuf_release(&text);
     return rc ? out_fail(o, &err) : EXIT_STATUS_OK;
+}
+
+int out_json(const struct out *o, struct json *doc)
+{
+    return print_json(o, doc, 2);
+}
+
+int out_json_line(const struct out *o, struct json *doc)
+{
+    int status = print_json(o, doc, 0);
+
+    (void)fflush(stdout); /* a failure shows at the end: out_finish */
+    return status;
 }
 
 static int fail(const struct out *o, const char *code, const char *text, int status)

@@ -27,6 +27,8 @@ void out_field(const struct out *o, const char *label, const char *fmt, ...) PF_
 void out_warn(const struct out *o, const char *fmt, ...) PF_PRINTF(2, 3);
 /* Writes and frees the document. The exit status: ok, or failed when it could not be built. */
 int out_json(const struct out *o, struct json *doc);
+/* The same as one line, flushed: for results of which there are many. */
+int out_json_line(const struct out *o, struct json *doc);
 
 /* The error in one sentence on standard error and, with --json, as an object on standard output. The exit status. */
 int out_fail(const struct out *o, const pf_error *err);

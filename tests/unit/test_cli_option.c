@@ -12,7 +12,7 @@ struct args {
     struct common_args common;
     const char *model, *dtype, *path;
     struct arg_list loras;
-    struct arg_int n, seed;
+    struct arg_int n, seed, memory;
     struct arg_real scale;
     struct arg_part part;
     bool force;
@@ -26,6 +26,7 @@ static const struct opt opts[] = {
     {"number", 'n', OPT_INT, "N", "a number", offsetof(struct args, n), NULL, 1, 64, true},
     {"seed", 0, OPT_INT, "S", "a seed", offsetof(struct args, seed), NULL, 0, 0, false},
     {"scale", 0, OPT_REAL, "X", "a scale", offsetof(struct args, scale), NULL, 0, 0, false},
+    {"memory", 0, OPT_SIZE, "SIZE", "a size", offsetof(struct args, memory), NULL, 0, 0, false},
     {"part", 0, OPT_PART, "I/N", "a part", offsetof(struct args, part), NULL, 0, 0, false},
     {"force", 'f', OPT_FLAG, NULL, "by force", offsetof(struct args, force), NULL, 0, 0, false},
 };
@@ -107,6 +108,17 @@ static void names_every_mistake(void **state)
         {"test -n 1 --part 0/2 x", "option '--part' takes I/N with I from 1 to N"},
         {"test -n 1 --part 3/2 x", "not '3/2'"},
         {"test -n 1 --part 1 x", "not '1'"},
+        {"test -n 1 --part automatic x", "or auto, not 'automatic'"},
+        {"test -n 1 --memory 4X x",
+         "option '--memory' takes a size in bytes, or like 512M, 4G, not '4X'"},
+        {"test -n 1 --memory 4MiBs x", "not '4MiBs'"},
+        {"test -n 1 --memory 4B x", "not '4B'"},
+        {"test -n 1 --memory M x", "not 'M'"},
+        {"test -n 1 --memory 0 x", "not '0'"},
+        {"test -n 1 --memory -1 x", "not '-1'"},
+        {"test -n 1 --memory 1e9 x", "not '1e9'"},
+        {"test -n 1 --memory 9999999999T x", "not '9999999999T'"},
+        {"test -n 1 --memory ~ x", "not ''"},
         {"test -n 1 --part 1/2/3 x", "not '1/2/3'"},
         {"test -n 1 --merge-dtype bf16 x",
          "option '--merge-dtype' takes one of base|f32, not 'bf16'"},
@@ -135,6 +147,34 @@ static void names_every_mistake(void **state)
             fail_msg("'%s': %s", bad[i].line, err.msg);
         args_release(&cmd, &args);
     }
+}
+
+static void knows_sizes_and_automatic_parts(void **state)
+{
+    static const struct {
+        const char *line;
+        uint64_t v;
+    } good[] = {
+        {"test -n 1 --memory 4096 x", 4096},
+        {"test -n 1 --memory 512M x", (uint64_t)512 << 20},
+        {"test -n 1 --memory 4GiB x", (uint64_t)4 << 30},
+        {"test -n 1 --memory 4GB x", 4000000000u},
+        {"test -n 1 --memory 1.5k x", 1536},
+        {"test -n 1 --memory 2T x", (uint64_t)2 << 40},
+    };
+    struct args args;
+    pf_error err;
+    char line[64];
+
+    (void)state;
+    for (size_t i = 0; i < PF_COUNTOF(good); i++) {
+        memcpy(line, good[i].line, strlen(good[i].line) + 1);
+        assert_int_equal(parse(line, &args, &err), PF_OK);
+        assert_true(args.memory.is_set && args.memory.v == good[i].v);
+    }
+    memcpy(line, "test -n 1 --part auto x", sizeof("test -n 1 --part auto x"));
+    assert_int_equal(parse(line, &args, &err), PF_OK);
+    assert_true(args.part.is_auto && args.part.n == 0);
 }
 
 static void suggests_nothing_far_off(void **state)
@@ -176,8 +216,11 @@ static void finds_near_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fills_every_type),         cmocka_unit_test(names_every_mistake),
-        cmocka_unit_test(suggests_nothing_far_off), cmocka_unit_test(help_needs_nothing_else),
+        cmocka_unit_test(fills_every_type),
+        cmocka_unit_test(names_every_mistake),
+        cmocka_unit_test(knows_sizes_and_automatic_parts),
+        cmocka_unit_test(suggests_nothing_far_off),
+        cmocka_unit_test(help_needs_nothing_else),
         cmocka_unit_test(finds_near_names),
     };
 
