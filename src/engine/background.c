@@ -143,7 +143,8 @@ static void build(struct pf_engine *e, struct served *s, struct pool *pool)
     struct overlay_build_opts opts = {.pool = pool, .progress = watch, .progress_ctx = e};
     pf_error why;
     struct pf_view *view = begin_work(e, s);
-    int rc = overlay_build(e->store, view_composition(view), &opts, NULL, &why);
+    struct overlay_build_report report;
+    int rc = overlay_build(e->store, view_composition(view), &opts, &report, &why);
     end_work(e, view);
     if (rc == PF_E_BUSY) { /* another process builds it: adopt its work when it is done */
         if (!engine_try_adopt(e, s))
@@ -151,7 +152,7 @@ static void build(struct pf_engine *e, struct served *s, struct pool *pool)
         return;
     }
     if (rc == PF_OK) {
-        e->n_builds++;
+        e->n_builds += report.n_layers_written > 0; /* else somebody was faster */
         e->cache_note[0] = '\0'; /* whatever went wrong before */
         if (can_build(e, s) && !engine_try_adopt(e, s) && !s->is_recheck_needed)
             rc = err_set(&why, PF_E_IO, "overlay %s was built and cannot be adopted",

@@ -18,7 +18,7 @@ struct change {
     struct target_state *targets;
     bool *is_named;
     int32_t merge_dtype, way;
-    bool allow_unmatched;
+    bool allow_unmatched, is_set;
     uint64_t t_start_ns;
     struct peak *peak;
     struct pf_change_report report;
@@ -129,6 +129,8 @@ static int change_publish(struct change *c, struct pf_view **out_view, pf_error 
     struct pf_composition_opts co = {
         .size = sizeof co, .allow_unmatched = c->allow_unmatched, .merge_dtype = c->merge_dtype};
     int rc = targets_compose(e->ckpt, c->targets, &co, &comp, err);
+    if (rc == PF_OK && c->is_set)
+        rc = targets_check(comp, c->targets, c->is_named, err);
     if (rc == PF_OK)
         rc = engine_serve(e, comp, c->way, true, &s, err);
     if (rc == PF_OK)
@@ -190,6 +192,7 @@ int pf_engine_set(struct pf_engine *e, const struct pf_engine_lora *loras, size_
             target_release(&c.targets[i]);
     for (size_t i = 0; rc == PF_OK && i < n_loras; i++)
         rc = targets_add(e, c.targets, c.is_named, &loras[i], err);
+    c.is_set = true;
     if (rc == PF_OK)
         rc = change_publish(&c, &view, err);
     pthread_mutex_unlock(&e->mu);

@@ -187,6 +187,10 @@ int targets_add(struct pf_engine *e, struct target_state *targets, const bool *l
 int targets_compose(struct pf_checkpoint *ckpt, const struct target_state *targets,
                     const struct pf_composition_opts *opts, struct pf_composition **out,
                     pf_error *err);
+/* PF_E_UNMATCHED when an adapter changes nothing in any of the named targets that it was added to: it may act elsewhere already, which
+ * is no answer to being asked for here. */
+int targets_check(const struct pf_composition *comp, const struct target_state *targets,
+                  const bool *is_named, pf_error *err);
 /* Drops entries from targets in which their adapter changes nothing: `all` means all that it addresses. */
 void targets_prune(const struct pf_composition *comp, struct target_state *targets);
 

@@ -166,6 +166,32 @@ static bool acts_on(const struct pf_composition *comp, const struct pf_adapter *
     return false;
 }
 
+static bool has_entry(const struct target_state *t, const struct pf_adapter *a)
+{
+    for (size_t i = 0; i < t->n_entries; i++)
+        if (t->entries[i].adapter == a)
+            return true;
+    return false;
+}
+
+int targets_check(const struct pf_composition *comp, const struct target_state *targets,
+                  const bool *is_named, pf_error *err)
+{
+    uint32_t n = comp->ckpt->n_components;
+    for (uint32_t c = 0; c < n; c++)
+        for (size_t i = 0; is_named[c] && i < targets[c].n_entries; i++) {
+            const struct pf_adapter *a = targets[c].entries[i].adapter;
+            bool is_any = false;
+            for (uint32_t k = 0; !is_any && k < n; k++)
+                is_any = is_named[k] && has_entry(&targets[k], a) && acts_on(comp, a, k);
+            if (!is_any)
+                return err_set(err, PF_E_UNMATCHED,
+                               "adapter '%s': nothing matches the base with target %s",
+                               adapter_path(a), comp->ckpt->components[c].name);
+        }
+    return PF_OK;
+}
+
 void targets_prune(const struct pf_composition *comp, struct target_state *targets)
 {
     for (uint32_t c = 0; c < comp->ckpt->n_components; c++) {

@@ -157,4 +157,89 @@ static PF_UNUSED void write_tensors(const char *path, const struct tensor *t, si
     st_layout_free(l);
 }
 
+/* ----------------------------------------------------------------- a small model of two components */
+
+#define N_ADAPTERS 3
+#define N_TARGETS  2
+#define N_BLOCKS   4
+
+static PF_UNUSED const char *const TARGETS[N_TARGETS] = {"text_encoder", "transformer"};
+static PF_UNUSED const char *const NAMES[N_ADAPTERS] = {"a", "ab",
+                                                        "b"}; /* C15: one name inside another */
+
+static PF_UNUSED void make_base(void **state)
+{
+    struct rng rng;
+    struct tensor t[2 * N_BLOCKS + 1];
+    rng = (struct rng){1};
+    for (int c = 0; c < N_TARGETS; c++) {
+        char dir[64];
+        size_t n = 0;
+        snprintf(dir, sizeof dir, "model/%s", TARGETS[c]);
+        pf_error err;
+        assert_ok(file_mkdirs(test_path(state, dir), &err), &err);
+        for (int b = 0; b < N_BLOCKS; b++) {
+            t[n] = (struct tensor){.rows = 24, .cols = 17, .dtype = PF_BF16};
+            snprintf(t[n++].name, sizeof t->name, "blocks.%d.q.weight", b);
+            t[n] = (struct tensor){.rows = 8, .cols = 24, .dtype = PF_BF16};
+            snprintf(t[n++].name, sizeof t->name, "blocks.%d.o.weight", b);
+        }
+        t[n++] = (struct tensor){.name = "head.weight", .rows = 5, .cols = 24, .dtype = PF_BF16};
+        snprintf(dir, sizeof dir, "model/%s/model.safetensors", TARGETS[c]);
+        write_tensors(test_path(state, dir), t, n, &rng, 0.1f);
+    }
+    write_file(test_path(state, "model/model_index.json"), "{}", 2);
+}
+
+/* Adapter i: `a` touches every block of both components, `ab` the first half, `b` heads and odd blocks. */
+static PF_UNUSED void make_adapter(void **state, int i)
+{
+    struct rng rng;
+    struct tensor t[4 * N_TARGETS * (2 * N_BLOCKS + 1)];
+    char file[64];
+    size_t n = 0;
+    rng = (struct rng){100 + (uint64_t)i};
+    for (int c = 0; c < N_TARGETS; c++) {
+        for (int b = 0; b < N_BLOCKS; b++) {
+            if ((i == 1 && b >= N_BLOCKS / 2) || (i == 2 && b % 2 == 0))
+                continue;
+            t[n] = (struct tensor){.rows = 3, .cols = 17, .dtype = PF_F32};
+            snprintf(t[n++].name, sizeof t->name, "%s.blocks.%d.q.lora_A.weight", TARGETS[c], b);
+            t[n] = (struct tensor){.rows = 24, .cols = 3, .dtype = PF_F32};
+            snprintf(t[n++].name, sizeof t->name, "%s.blocks.%d.q.lora_B.weight", TARGETS[c], b);
+        }
+        if (i != 2)
+            continue;
+        t[n] = (struct tensor){.rows = 2, .cols = 24, .dtype = PF_F32};
+        snprintf(t[n++].name, sizeof t->name, "%s.head.lora_A.weight", TARGETS[c]);
+        t[n] = (struct tensor){.rows = 5, .cols = 2, .dtype = PF_F32};
+        snprintf(t[n++].name, sizeof t->name, "%s.head.lora_B.weight", TARGETS[c]);
+    }
+    snprintf(file, sizeof file, "%s.safetensors", NAMES[i]);
+    write_tensors(test_path(state, file), t, n, &rng, 0.5f);
+}
+
+static PF_UNUSED const char *adapter_file(void **state, const char *name)
+{
+    char file[64];
+    snprintf(file, sizeof file, "%s.safetensors", name);
+    return test_path(state, file);
+}
+
+/* The small model with its three adapters, loaded. */
+static PF_UNUSED void open_small(void **state, struct fixture *f, struct pf_engine_opts o)
+{
+    pf_error err;
+    o.size = sizeof o;
+    if (!o.cache_dir)
+        o.cache_dir = test_path(state, "cache");
+    make_base(state);
+    assert_ok(pf_checkpoint_open(test_path(state, "model"), NULL, &f->ckpt, &err), &err);
+    assert_ok(pf_engine_open(f->ckpt, &o, &f->engine, &err), &err);
+    for (int i = 0; i < N_ADAPTERS; i++) {
+        make_adapter(state, i);
+        assert_ok(pf_engine_load(f->engine, NAMES[i], adapter_file(state, NAMES[i]), &err), &err);
+    }
+}
+
 #endif

@@ -5,66 +5,8 @@
  */
 #include "engine_fixture.h"
 
-#define N_STEPS    10000
-#define N_ADAPTERS 3
-#define N_TARGETS  2
-#define N_BLOCKS   4
-#define MAX_SET    2
-
-static const char *const TARGETS[N_TARGETS] = {"text_encoder", "transformer"};
-static const char *const NAMES[N_ADAPTERS] = {"a", "ab", "b"}; /* C15: one name inside another */
-
-static void make_base(void **state)
-{
-    struct rng rng;
-    struct tensor t[2 * N_BLOCKS + 1];
-    rng = (struct rng){1};
-    for (int c = 0; c < N_TARGETS; c++) {
-        char dir[64];
-        size_t n = 0;
-        snprintf(dir, sizeof dir, "model/%s", TARGETS[c]);
-        pf_error err;
-        assert_ok(file_mkdirs(test_path(state, dir), &err), &err);
-        for (int b = 0; b < N_BLOCKS; b++) {
-            t[n] = (struct tensor){.rows = 24, .cols = 17, .dtype = PF_BF16};
-            snprintf(t[n++].name, sizeof t->name, "blocks.%d.q.weight", b);
-            t[n] = (struct tensor){.rows = 8, .cols = 24, .dtype = PF_BF16};
-            snprintf(t[n++].name, sizeof t->name, "blocks.%d.o.weight", b);
-        }
-        t[n++] = (struct tensor){.name = "head.weight", .rows = 5, .cols = 24, .dtype = PF_BF16};
-        snprintf(dir, sizeof dir, "model/%s/model.safetensors", TARGETS[c]);
-        write_tensors(test_path(state, dir), t, n, &rng, 0.1f);
-    }
-    write_file(test_path(state, "model/model_index.json"), "{}", 2);
-}
-
-/* Adapter i: `a` touches every block of both components, `ab` the first half, `b` heads and odd blocks. */
-static void make_adapter(void **state, int i)
-{
-    struct rng rng;
-    struct tensor t[4 * N_TARGETS * (2 * N_BLOCKS + 1)];
-    char file[64];
-    size_t n = 0;
-    rng = (struct rng){100 + (uint64_t)i};
-    for (int c = 0; c < N_TARGETS; c++) {
-        for (int b = 0; b < N_BLOCKS; b++) {
-            if ((i == 1 && b >= N_BLOCKS / 2) || (i == 2 && b % 2 == 0))
-                continue;
-            t[n] = (struct tensor){.rows = 3, .cols = 17, .dtype = PF_F32};
-            snprintf(t[n++].name, sizeof t->name, "%s.blocks.%d.q.lora_A.weight", TARGETS[c], b);
-            t[n] = (struct tensor){.rows = 24, .cols = 3, .dtype = PF_F32};
-            snprintf(t[n++].name, sizeof t->name, "%s.blocks.%d.q.lora_B.weight", TARGETS[c], b);
-        }
-        if (i != 2)
-            continue;
-        t[n] = (struct tensor){.rows = 2, .cols = 24, .dtype = PF_F32};
-        snprintf(t[n++].name, sizeof t->name, "%s.head.lora_A.weight", TARGETS[c]);
-        t[n] = (struct tensor){.rows = 5, .cols = 2, .dtype = PF_F32};
-        snprintf(t[n++].name, sizeof t->name, "%s.head.lora_B.weight", TARGETS[c]);
-    }
-    snprintf(file, sizeof file, "%s.safetensors", NAMES[i]);
-    write_tensors(test_path(state, file), t, n, &rng, 0.5f);
-}
+#define N_STEPS 10000
+#define MAX_SET 2
 
 /* ------------------------------------------------------------------------------- the model of the rules */
 
