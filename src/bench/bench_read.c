@@ -12,7 +12,7 @@
 #include "tensor/dtype.h"
 #include "view/view.h"
 
-enum { PANEL_BYTES = 4 << 20, THREADS_MAX = 256 };
+enum { PANEL_BYTES = 1 << 20, THREADS_MAX = 256 }; /* what the model reads at a time */
 
 enum way { WAY_PLAIN, WAY_NATIVE, WAY_F32, N_WAYS };
 
