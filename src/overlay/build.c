@@ -406,10 +406,8 @@ static int build(struct overlay_store *s, struct job *job, const char *dir,
     if (rc == PF_OK)
         rc = base_id_check(job->comp, err);
     if (rc == PF_OK) {
-        touch_used(
-            s,
-            job->comp
-                ->digest); /* before it can be adopted: readers of a read-only cache need the file to lock */
+        /* Before it can be adopted: readers of a read-only cache need the file to lock. */
+        touch_used(s, job->comp->digest);
         rc = manifest_write(s, job->comp, job->headers, NULL, err);
     }
     if (rc == PF_E_NOTFOUND) /* nothing else that is opened here can be missing */

@@ -19,7 +19,7 @@
 
 struct fx {
     void **state;
-    unsigned n_layers;
+    unsigned n_layers, n_linears; /* blocks, and adapted linears in each */
     int64_t n_rows, n_cols;
     uint64_t
         n_pad; /* bytes of a last tensor of zeros, so that a small base is as large as one that is identified by samples */
@@ -94,14 +94,15 @@ static PF_UNUSED void fx_write_weights(const struct fx *fx, const char *path, un
         assert_int_equal(truncate(path, (off_t)(8 + n_header + n_data + n_pad)), 0);
 }
 
-/* Two of the stem's, which no adapter touches, then a linear per block. */
+/* Two of the stem's, which no adapter touches, then the linears of each block. */
 static PF_UNUSED void fx_base_tensor(const struct fx *fx, unsigned i, char name[128],
                                      int64_t shape[2])
 {
     if (i < 2)
         snprintf(name, 128, "stem%u.weight", i);
     else
-        snprintf(name, 128, "transformer_blocks.%u.attn1.to_q.weight", i - 2);
+        snprintf(name, 128, "transformer_blocks.%u.attn1.to_%c.weight", (i - 2) / fx->n_linears,
+                 "qkv"[(i - 2) % fx->n_linears]);
     shape[0] = i < 2 ? 8 : fx->n_rows;
     shape[1] = i < 2 ? 8 : fx->n_cols;
 }
@@ -112,20 +113,20 @@ static PF_UNUSED void fx_lora_tensor(const struct fx *fx, unsigned i, char name[
                                      int64_t shape[2])
 {
     bool is_b = i % 2;
-    snprintf(name, 128, "transformer.transformer_blocks.%u.attn1.to_q.lora_%s.weight", i / 2,
-             is_b ? "B" : "A");
+    snprintf(name, 128, "transformer.transformer_blocks.%u.attn1.to_%c.lora_%s.weight",
+             i / 2 / fx->n_linears, "qkv"[i / 2 % fx->n_linears], is_b ? "B" : "A");
     shape[0] = is_b ? fx->n_rows : FX_RANK;
     shape[1] = is_b ? FX_RANK : fx->n_cols;
 }
 
 static PF_UNUSED void fx_write_base(const struct fx *fx, const char *path, uint64_t seed)
 {
-    fx_write_weights(fx, path, fx->n_layers + 2, fx_base_tensor, 0.1, seed);
+    fx_write_weights(fx, path, fx->n_layers * fx->n_linears + 2, fx_base_tensor, 0.1, seed);
 }
 
 static PF_UNUSED void fx_write_lora(const struct fx *fx, const char *path, uint64_t seed)
 {
-    fx_write_weights(fx, path, 2 * fx->n_layers, fx_lora_tensor, 0.5, seed);
+    fx_write_weights(fx, path, 2 * fx->n_layers * fx->n_linears, fx_lora_tensor, 0.5, seed);
 }
 
 /* A composition of one adapter; owned by the caller. */
@@ -160,11 +161,10 @@ static PF_UNUSED void fx_open_store(struct fx *fx, uint64_t n_budget)
     assert_ok(overlay_store_open(fx->cache, n_budget, &fx->store, &fx->err), &fx->err);
 }
 
-static PF_UNUSED void fx_open_padded(struct fx *fx, void **state, unsigned n_layers, int64_t n_rows,
-                                     int64_t n_cols, uint64_t n_pad, unsigned n_threads)
+/* Opens what the geometry in fx (n_layers ... n_pad) says. */
+static PF_UNUSED void fx_open_shape(struct fx *fx, void **state, unsigned n_threads)
 {
-    *fx = (struct fx){
-        .state = state, .n_layers = n_layers, .n_rows = n_rows, .n_cols = n_cols, .n_pad = n_pad};
+    fx->state = state;
     static const char *const names[3] = {"base.safetensors", "lora.safetensors", "cache"};
     for (int i = 0; i < 3; i++)
         snprintf(fx->paths[i], sizeof fx->paths[i], "%s", test_path(state, names[i]));
@@ -182,7 +182,8 @@ static PF_UNUSED void fx_open_padded(struct fx *fx, void **state, unsigned n_lay
 static PF_UNUSED void fx_open(struct fx *fx, void **state, unsigned n_layers, int64_t n_rows,
                               int64_t n_cols, unsigned n_threads)
 {
-    fx_open_padded(fx, state, n_layers, n_rows, n_cols, 0, n_threads);
+    *fx = (struct fx){.n_layers = n_layers, .n_linears = 1, .n_rows = n_rows, .n_cols = n_cols};
+    fx_open_shape(fx, state, n_threads);
 }
 
 static PF_UNUSED void fx_close(struct fx *fx)

@@ -243,7 +243,9 @@ static void replace_unseen(struct fx *fx)
 static void other_bytes_behind_a_known_id_get_an_id_of_their_own(void **state)
 {
     struct fx fx;
-    fx_open_padded(&fx, state, 5, 64, 512, SAMPLED_BYTES, 2);
+    fx = (struct fx){
+        .n_layers = 5, .n_linears = 1, .n_rows = 64, .n_cols = 512, .n_pad = SAMPLED_BYTES};
+    fx_open_shape(&fx, state, 2);
     assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
     struct digest old = fx.comp->digest;
     replace_unseen(&fx);
@@ -293,7 +295,9 @@ static void other_bytes_behind_a_known_id_get_an_id_of_their_own(void **state)
 static void a_partial_entry_of_another_base_is_not_mixed_in(void **state)
 {
     struct fx fx;
-    fx_open_padded(&fx, state, 5, 64, 512, SAMPLED_BYTES, 2);
+    fx = (struct fx){
+        .n_layers = 5, .n_linears = 1, .n_rows = 64, .n_cols = 512, .n_pad = SAMPLED_BYTES};
+    fx_open_shape(&fx, state, 2);
     assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
     struct digest old = fx.comp->digest;
     char *last = fx_layer_name(&fx, 4);

@@ -22,8 +22,10 @@ static void killed_at_every_write_point(void **state)
             uint64_t n_bytes;
             n_resumed += n_whole_layers(&fx, &n_bytes) > 0;
             /* A new start removes what the dead left half-written; every second time the running process has to. */
-            if (i % 2)
+            if (i % 2) {
                 fx_open_store(&fx, (uint64_t)1 << 40);
+                fx_assert_no_litter(&fx);
+            }
             assert_resumes(&fx, n_total);
         }
     assert_true(n_resumed > n); /* of 2 n */

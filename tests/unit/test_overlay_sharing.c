@@ -232,6 +232,14 @@ static void use(struct fx *fx, struct pf_composition *comp)
     overlay_unref(o);
 }
 
+static void set_used(struct fx *fx, struct pf_composition *comp, int64_t at_s)
+{
+    char *path = entry_lock_path(fx->store, comp->digest, "use");
+    struct timespec t[2] = {{.tv_sec = at_s}, {.tv_sec = at_s}};
+    assert_int_equal(utimensat(AT_FDCWD, path, t, 0), 0);
+    mem_free(path);
+}
+
 static bool is_there(struct fx *fx, struct pf_composition *comp)
 {
     return file_kind(fx_entry(fx, comp, "")) == FILE_DIRECTORY;
@@ -247,7 +255,8 @@ static void partial_entries_go_first_then_the_least_recently_used(void **state)
     use(&fx, c[3]);
     use(&fx, c[1]);
     use(&fx, c[0]);
-    /* Oldest use first: c[2] is partial, then c[3], c[1], c[0]. Room for four, slack for the manifest's reserve. */
+    set_used(&fx, c[2], (int64_t)time(NULL) + 5);
+    /* Oldest use first: c[3], c[1], c[0], and c[2], which is partial. Room for four, slack for the manifest's reserve. */
     fx_open_store(&fx, 4 * n_one + 100000);
     assert_ok(fx_build(&fx, c[4], NULL), &fx.err);
     assert_false(is_there(&fx, c[2]));
@@ -352,9 +361,27 @@ static void a_budget_below_one_composition_evicts_nothing(void **state)
     fx_close(&fx);
 }
 
+/* Room on the disk, not only in the books, that a build holds for what it has not written yet. */
+static uint64_t reserved_bytes(struct fx *fx, struct pf_composition *comp)
+{
+    char **names = NULL;
+    size_t n = 0;
+    uint64_t n_bytes = 0;
+    assert_ok(file_list(fx_entry(fx, comp, ""), &names, &n, &fx->err), &fx->err);
+    for (size_t i = 0; i < n; i++) {
+        struct stat st;
+        if (str_starts(str_of(names[i]), ".reserve.") &&
+            stat(fx_entry(fx, comp, names[i]), &st) == 0)
+            n_bytes += (uint64_t)st.st_blocks * 512;
+    }
+    file_list_free(names, n);
+    return n_bytes;
+}
+
 struct second {
     struct fx *fx;
-    struct pf_composition *comp;
+    struct pf_composition *comp, *reserving;
+    uint64_t n_reserved;
     struct pool *pool;
     int rc;
     bool is_done;
@@ -367,6 +394,7 @@ static bool try_second(void *ctx, const char *what, uint64_t done, uint64_t tota
     (void)what;
     (void)total;
     if (done > 0 && !s->is_done) {
+        s->n_reserved = reserved_bytes(s->fx, s->reserving);
         s->rc = overlay_build(s->fx->store, s->comp, &(struct overlay_build_opts){.pool = s->pool},
                               NULL, &s->err);
         s->is_done = true;
@@ -382,11 +410,12 @@ static void two_builds_at_once_do_not_find_the_same_room(void **state)
     uint64_t n_one = build_some(&fx, c, 1);
     assert_ok(overlay_evict(fx.store, c[0]->digest, &fx.err), &fx.err);
     fx_open_store(&fx, n_one * 3 / 2 + 100000);
-    struct second s = {.fx = &fx, .comp = c[1]};
+    struct second s = {.fx = &fx, .comp = c[1], .reserving = c[0]};
     assert_ok(pool_new(1, &s.pool, &fx.err), &fx.err);
     struct overlay_build_opts o = {.pool = fx.pool, .progress = try_second, .progress_ctx = &s};
     assert_ok(overlay_build(fx.store, c[0], &o, NULL, &fx.err), &fx.err);
     assert_true(s.is_done);
+    assert_true(s.n_reserved >= n_one / 2); /* three layers of four are still to come */
     assert_int_equal(s.rc, PF_E_NOSPACE);
     assert_err(&s.err, PF_E_NOSPACE, "in use");
     assert_false(is_there(&fx, c[1]));
@@ -395,14 +424,6 @@ static void two_builds_at_once_do_not_find_the_same_room(void **state)
     for (int i = 0; i < N_COMPS; i++)
         pf_composition_free(c[i]);
     fx_close(&fx);
-}
-
-static void set_used(struct fx *fx, struct pf_composition *comp, int64_t at_s)
-{
-    char *path = entry_lock_path(fx->store, comp->digest, "use");
-    struct timespec t[2] = {{.tv_sec = at_s}, {.tv_sec = at_s}};
-    assert_int_equal(utimensat(AT_FDCWD, path, t, 0), 0);
-    mem_free(path);
 }
 
 static void a_clock_that_goes_back_does_not_turn_the_order(void **state)
