@@ -35,7 +35,8 @@ struct ground_bounds {
     double disk_read_gb_s;  /* the model's first file, cold, four threads */
     double disk_write_gb_s; /* a new file, to fdatasync */
 };
-/* path: a file to read, which nobody has mapped; dir: where a file of at most 1 GiB can be written. NULL: that bound stays 0. */
+/* path: a file to read, which nobody has mapped; dir: where a file of at most 1 GiB can be written. NULL, or a
+ * file that cannot be dropped: that bound stays 0. */
 int ground_measure(const char *path, const char *dir, unsigned n_threads, struct ground_bounds *out,
                    pf_error *err);
 

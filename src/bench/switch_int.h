@@ -46,6 +46,7 @@ struct switch_run {
     double during_seconds;
     uint64_t n_pass_bytes;
     bool is_drawing;
+    bool is_warm; /* some file could not be dropped from the page cache */
 };
 
 /* A thread that reads one panel as soon as the engine's view is another than it was. */
@@ -64,6 +65,7 @@ int switch_set(struct switch_run *r, const char *nickname, double strength,
 
 /* All of it that can be run with one engine: fills ops. */
 int switch_ops_run(struct switch_run *r, pf_error *err);
+int switch_make_cold(struct switch_run *r, pf_error *err);
 /* A fresh process with the cache there; fills second_start. No engine may be open. */
 int switch_second_start(struct switch_run *r, pf_error *err);
 /* Work before, during and after a change; fills passes_s. */

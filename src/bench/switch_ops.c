@@ -310,13 +310,25 @@ static int start_again(void *ctx, struct json **out, pf_error *err)
     return rc;
 }
 
-int switch_second_start(struct switch_run *r, pf_error *err)
+/* Cold where that is possible: what another process has mapped stays, and the result says so. */
+int switch_make_cold(struct switch_run *r, pf_error *err)
 {
     int rc = ground_drop_files(&r->files, err);
-    if (rc == PF_OK)
+    if (rc == PF_OK && file_kind(r->cache) == FILE_DIRECTORY)
         rc = ground_drop_tree(r->cache, err);
-    if (rc == PF_OK && file_kind(r->adapters[0]) == FILE_REGULAR)
-        rc = ground_drop(r->adapters[0], err);
+    for (int i = 0; rc == PF_OK && i < 2; i++)
+        if (file_kind(r->adapters[i]) == FILE_REGULAR)
+            rc = ground_drop(r->adapters[i], err);
+    if (rc == PF_E_BUSY) {
+        r->is_warm = true;
+        rc = PF_OK;
+    }
+    return rc;
+}
+
+int switch_second_start(struct switch_run *r, pf_error *err)
+{
+    const int rc = switch_make_cold(r, err);
     return rc ? rc : child_run(start_again, r, NULL, &r->second_start, err);
 }
 

@@ -17,11 +17,11 @@ struct stream_args {
 static const struct opt opts[] = {
     {"model", 'm', OPT_MODEL, "M", "checkpoint; synthetic weights unless said",
      offsetof(struct stream_args, model), NULL, 0, 0, false},
-    {"size", 0, OPT_INT, "MIB", "synthetic weights; twice the limit unless said",
-     offsetof(struct stream_args, size), NULL, 1, 1 << 30, false},
-    {"limit", 0, OPT_INT, "MIB",
-     "memory for everything; half of the weights unless said, 1024 without any",
-     offsetof(struct stream_args, limit), NULL, 1, 1 << 30, false},
+    {"size", 0, OPT_SIZE, "SIZE", "synthetic weights; twice the limit unless said",
+     offsetof(struct stream_args, size), NULL, 1, 0, false},
+    {"limit", 0, OPT_SIZE, "SIZE",
+     "memory for everything; half of the weights unless said, 1G without any",
+     offsetof(struct stream_args, limit), NULL, 1, 0, false},
     {"passes", 0, OPT_INT, "N", "passes over the weights; the first is not averaged; 4 unless said",
      offsetof(struct stream_args, passes), NULL, 2, 100, false},
     {"no-group", 0, OPT_FLAG, NULL,
@@ -40,8 +40,8 @@ static int run(struct out *o, const void *p)
     struct progress bar;
     struct bench_stream_opts bench = {
         .model = args->model,
-        .n_model_bytes = args->size.v << 20,
-        .n_limit_bytes = args->limit.v << 20,
+        .n_model_bytes = args->size.v,
+        .n_limit_bytes = args->limit.v,
         .dir = args->dir,
         .n_passes = (unsigned)args->passes.v,
         .n_threads = (unsigned)args->threads.v,
@@ -72,7 +72,7 @@ static int run(struct out *o, const void *p)
 const struct command cmd_bench_stream = {
     .name = "bench stream",
     .summary = "measure passes over weights larger than memory",
-    .synopsis = "[--model M | --size MIB] [--limit MIB]",
+    .synopsis = "[--model M | --size SIZE] [--limit SIZE]",
     .detail =
         "Reads all weights several times within a memory limit, by the plain mapping and by the "
         "streamer, in fresh processes and, where one can be made, in a memory control group of "

@@ -12,7 +12,8 @@ extern const struct command cmd_inspect, cmd_plan, cmd_merge, cmd_generate;
 extern const struct command cmd_cache_list, cmd_cache_verify, cmd_cache_evict, cmd_cache_clear,
     cmd_cache_path;
 extern const struct command cmd_help, cmd_completion;
-extern const struct command cmd_bench_make, cmd_bench_merge, cmd_bench_read;
+extern const struct command cmd_bench_make, cmd_bench_merge, cmd_bench_read, cmd_bench_memory,
+    cmd_bench_stream, cmd_bench_switch;
 
 /* The i-th command, or NULL past the end. */
 const struct command *command_at(size_t i);

@@ -1,8 +1,10 @@
 """bench: synthetic files that the other commands take, and measurements that print what they promise. No time is asserted."""
 import os
+import shutil
+import tempfile
 import unittest
 
-from cli import Case, read, read_safetensors
+from cli import SOURCE, Case, read, read_safetensors
 
 
 class Make(Case):
@@ -78,6 +80,67 @@ class Measure(Case):
         self.assertRegex(self.ok("bench", "read", "--reps", "1").out, "GB/s")
         self.assertLess(self.ok("bench", "read", "--reps", "1", "--limit", "1", "--json")["bytes"], 2000000)
         self.fails(2, "strength is not finite", "bench", "read", "--lora", "noto:nan")
+
+
+class Engine(Case):
+    def test_switch_on_the_bundled_model(self):
+        model = os.path.join(SOURCE, "data", "emoji-dit")
+        doc = self.ok("bench", "switch", "--model", model, "--adapter-a", "noto", "--adapter-b", "turbo", "--reps", "2", "--seconds", "0.2",
+                      "--dir", self.dir, "--json")
+        ops = {op["op"]: op for op in doc["ops"]}
+        self.assertEqual(len(ops), 10)
+        self.assertEqual(ops["first set of a"]["way"], "stream")
+        self.assertGreater(ops["first set of a"]["panel_ms"], 0)
+        self.assertGreater(ops["first set of a"]["merged_panels"], 0)
+        self.assertGreater(ops["overlay of a"]["written_bytes"], 1000000)
+        self.assertNotIn("panel_ms", ops["set a again"])
+        self.assertEqual((ops["back to a"]["way"], ops["back to a"]["merged_panels"]), ("overlay", 0))
+        self.assertEqual((ops["switch to b"]["way"], ops["unmerge"]["way"], ops["unmerge"]["merged_panels"]), ("stream", "base", 0))
+        start = doc["second_start"]
+        self.assertEqual((start["way"], start["adoptions"], start["merged_panels"]), ("overlay", 1, 0))
+        self.assertTrue(doc["load"]["is_drawing"])
+        for when in ("before", "during", "after"):
+            self.assertGreater(doc["load"][when]["passes_s"], 0)
+        for name, bound in doc["bounds"].items():
+            self.assertTrue(bound > 0 or (name == "disk_read_gb_s" and not doc["is_cold"]), name)
+        self.assertEqual(os.listdir(self.dir), [])
+
+    def test_switch_with_noise_that_fits(self):
+        out = self.ok("bench", "switch", "--model", os.path.join(SOURCE, "data", "emoji-dit"), "--rank", "4", "--reps", "1", "--seconds", "0.1",
+                      "--dir", self.dir).out
+        for text in ("8 layers change", "first set of a", "second start", "drawing pictures", "storage reads"):
+            self.assertIn(text, out)
+
+    def test_switch_errors(self):
+        for text, *args in (("belong together", "--adapter-a", "noto"), ("'--scale' must be above 0", "--scale", "0"),
+                            ("leave out '--model'", "--scale", "1", "--model", "x"), ("'--seconds' must be", "--seconds", "0"),
+                            ("leave out '--adapter-a'", "--rank", "2", "--adapter-a", "noto", "--adapter-b", "turbo")):
+            self.fails(2, text, "bench", "switch", *args)
+        self.fails(1, "/nowhere", "bench", "switch", "--model", "/nowhere", "--dir", self.dir)
+        self.assertEqual(os.listdir(self.dir), [])
+
+    def test_stream(self):
+        self.dir = tempfile.mkdtemp(prefix="pf-cli-", dir="/var/tmp")  # a temp dir in memory would never be read from storage
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        doc = self.ok("bench", "stream", "--size", "140M", "--limit", "70M", "--passes", "2", "--no-group", "--dir", self.dir, "--json")
+        self.assertIsNone(doc["group"])
+        self.assertEqual(len(doc["plain"]["passes"]), 2)
+        self.assertGreater(doc["plain"]["read_fraction"], 0.9)
+        self.assertLess(doc["stream"]["read_fraction"], doc["plain"]["read_fraction"])
+        self.assertGreater(doc["stream"]["kept_bytes"], 0)
+        self.assertEqual(os.listdir(self.dir), [])
+        self.fails(1, "fit into a limit", "bench", "stream", "--size", "100M", "--limit", "200M", "--dir", self.dir)
+        self.fails(2, "leave out '--model'", "bench", "stream", "--size", "100M", "--model", "x")
+
+    def test_memory(self):
+        doc = self.ok("bench", "memory", "--h3-scale", "0.001", "--dit-scale", "0.005", "--limit", "900M", "--rank", "4", "--reps", "1",
+                      "--dir", self.dir, "--json")
+        self.assertEqual([op["op"] for op in doc["ops"]], ["load two adapters", "first set", "build the overlay", "switch there and back"])
+        self.assertTrue(doc["is_within"])
+        self.assertGreater(doc["passes"], 0)
+        self.assertEqual(os.listdir(self.dir), [])
+        self.fails(1, "at least 256", "bench", "memory", "--limit", "1M", "--dir", self.dir)
+        self.fails(2, "must be above 0", "bench", "memory", "--h3-scale", "0")
 
 
 if __name__ == "__main__":
