@@ -2,6 +2,7 @@
  * The `pageflip` command: finds the command, parses its options by its table, runs it, and turns the outcome into an exit
  * status: 0 ok, 1 failed, 2 usage, 130 interrupted. The only place that leaves the process by returning.
  */
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -83,6 +84,9 @@ int main(int argc, char **argv)
 {
     struct out o = {.is_json = has_word(argc, argv, "--json")};
 
+    /* Panels and activations go back to the system when they are freed, whichever thread had them: what is reported as memory is
+     * then what is in use. Left alone, glibc raises the threshold with every block that is freed. */
+    (void)mallopt(M_MMAP_THRESHOLD, 256 << 10);
     interrupt_install();
     return out_finish(&o, dispatch(&o, argc, argv));
 }

@@ -148,7 +148,7 @@ static void draw(struct job *job)
     pf_error err = {0};
     struct json *doc;
     struct strbuf text;
-    char size[16];
+    char size[16], read[16];
     int rc = drawing_run(d, keep_on, NULL, &err);
 
     if (rc) {
@@ -160,8 +160,9 @@ static void draw(struct job *job)
     json_set_bool(doc, "background", job->is_background);
     drawing_json(doc, d);
     strbuf_init(&text);
-    strbuf_addf(&text, "%s, %s, %.0f ms, %s, composition %s", d->output, d->way, d->ms,
-                out_mib(d->report.peak_anon_bytes, size), pf_view_digest(d->view));
+    strbuf_addf(&text, "%s, %s, %.2f s, %s, %s read, composition %s", d->output, d->way,
+                d->ms * 1e-3, out_mib(d->report.peak_anon_bytes, size),
+                out_bytes((double)d->report.n_bytes_read, read), pf_view_digest(d->view));
     result(r, job->i_line, "generate", doc, &text);
 }
 
