@@ -10,10 +10,11 @@ typedef __m256 vf;
 typedef __m256 vm;
 
 enum { VL = 8, NV = 2, MR = 6, MR_SMALL = 2 };
-#define HAS_SPLIT  1
-#define UNROLL     _Pragma("GCC unroll 16")
-#define KERNEL     kernel_avx2
-#define KERNEL_ISA CPU_AVX2
+#define HAS_SPLIT   1
+#define HAS_HOT_F32 0 /* its constants would take the registers of chains */
+#define UNROLL      _Pragma("GCC unroll 16")
+#define KERNEL      kernel_avx2
+#define KERNEL_ISA  CPU_AVX2
 
 extern const struct kernel kernel_avx2;
 
@@ -78,12 +79,20 @@ static inline vf v_load_f16(const uint8_t *p)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
+/* A constant made where it is used: hoisted out of the loops it would take the register of a chain. */
+static inline __m256i here(int x)
+{
+    __m256i v = _mm256_set1_epi32(x);
+    __asm__ volatile("" : "+x"(v));
+    return v;
+}
+
 /* To nearest, ties to even, in the upper half; x is no NaN with bits in its low half. */
 static inline __m256i round_upper(vf x)
 {
     const __m256i u = _mm256_castps_si256(x);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), here(1));
+    return _mm256_add_epi32(_mm256_add_epi32(u, here(0x7fff)), odd);
 }
 
 static inline void v_store_bf16(uint8_t *p, vf x)
@@ -95,8 +104,7 @@ static inline void v_store_bf16(uint8_t *p, vf x)
 
 static inline vf v_round_bf16(vf x)
 {
-    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
-    return _mm256_castsi256_ps(_mm256_and_si256(round_upper(x), upper));
+    return _mm256_castsi256_ps(_mm256_and_si256(round_upper(x), here((int)0xffff0000)));
 }
 
 static inline void v_store_f16(uint8_t *p, vf x)
@@ -127,19 +135,18 @@ static inline void v_load_split_bf16(const uint8_t *p, vf *even, vf *odd)
 static inline void v_finish_split(vf even, vf odd, const uint8_t *base, uint8_t *out)
 {
     const __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)base);
-    vf w_even, w_odd;
-    v_load_split_bf16(base, &w_even, &w_odd);
-    const __m256i e = _mm256_castps_si256(_mm256_add_ps(w_even, even));
-    const __m256i o = _mm256_castps_si256(_mm256_add_ps(w_odd, odd));
+    const __m256i w_odd = _mm256_and_si256(w, here((int)0xffff0000));
+    const __m256i w_even = _mm256_slli_epi32(w, 16);
+    const __m256i e = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(w_even), even));
+    const __m256i o = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(w_odd), odd));
     const __m256i high = _mm256_blend_epi16(_mm256_srli_epi32(e, 16), o, 0xaa);
     const __m256i low = _mm256_blend_epi16(e, _mm256_slli_epi32(o, 16), 0xaa);
-    const __m256i lsb = _mm256_and_si256(high, _mm256_set1_epi16(1));
+    const __m256i lsb = _mm256_and_si256(high, here(0x00010001));
     /* unsigned > 0x8000 as signed > 0, the sign flipped; true is -1 */
-    const __m256i flipped =
-        _mm256_xor_si256(_mm256_adds_epu16(low, lsb), _mm256_set1_epi16((short)0x8000));
-    const __m256i is_up = _mm256_cmpgt_epi16(flipped, _mm256_setzero_si256());
-    const __m256i is_nan = _mm256_cmpgt_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7fff)),
-                                              _mm256_set1_epi16(0x7f80));
+    const __m256i flipped = _mm256_xor_si256(_mm256_adds_epu16(low, lsb), here((int)0x80008000));
+    const __m256i is_up = _mm256_cmpgt_epi16(flipped, here(0));
+    const __m256i is_nan =
+        _mm256_cmpgt_epi16(_mm256_and_si256(w, here(0x7fff7fff)), here(0x7f807f80));
     const __m256i rounded = _mm256_blendv_epi8(_mm256_sub_epi16(high, is_up), w, is_nan);
     _mm256_storeu_si256((__m256i *)(void *)out, rounded);
 }

@@ -10,10 +10,11 @@ typedef __m512 vf;
 typedef __mmask16 vm;
 
 enum { VL = 16, NV = 2, MR = 12, MR_SMALL = 4 };
-#define HAS_SPLIT  1
-#define UNROLL     _Pragma("GCC unroll 16")
-#define KERNEL     kernel_avx512
-#define KERNEL_ISA CPU_AVX512
+#define HAS_SPLIT   1
+#define HAS_HOT_F32 1 /* registers enough for it */
+#define UNROLL      _Pragma("GCC unroll 16")
+#define KERNEL      kernel_avx512
+#define KERNEL_ISA  CPU_AVX512
 
 extern const struct kernel kernel_avx512;
 

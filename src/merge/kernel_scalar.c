@@ -12,9 +12,10 @@ typedef bool vm;
 
 enum { VL = 1, NV = 8, MR = 4, MR_SMALL = 4 };
 #define UNROLL
-#define HAS_SPLIT  0
-#define KERNEL     kernel_scalar
-#define KERNEL_ISA CPU_SCALAR
+#define HAS_SPLIT   0
+#define HAS_HOT_F32 0
+#define KERNEL      kernel_scalar
+#define KERNEL_ISA  CPU_SCALAR
 
 static inline vf v_zero(void)
 {
