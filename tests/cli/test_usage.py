@@ -86,7 +86,7 @@ class Usage(Case):
 
     def test_help_names_nothing_that_is_not_there(self):
         text = self.ok("help").out + json.dumps(self.ok("help", "--json"))
-        for word in ("serve", "cuda", "python"):
+        for word in ("cuda", "python"):
             self.assertNotIn(word, text.lower())
 
     def test_version(self):
