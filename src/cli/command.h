@@ -8,7 +8,7 @@
 #include "cli/option.h"
 #include "cli/out.h"
 
-extern const struct command cmd_inspect, cmd_plan, cmd_merge, cmd_generate;
+extern const struct command cmd_inspect, cmd_plan, cmd_merge, cmd_generate, cmd_serve;
 extern const struct command cmd_cache_list, cmd_cache_verify, cmd_cache_evict, cmd_cache_clear,
     cmd_cache_path;
 extern const struct command cmd_help, cmd_completion;

@@ -12,6 +12,8 @@
 #include "server/route.h"
 #include "server/service.h"
 
+#define N_CLASSES_LISTED 100
+
 /* What can be wrong with a generation, in the words of the answer. */
 struct refusal {
     int status;
@@ -39,6 +41,18 @@ static int check_size(const struct service *s, const struct json *size, struct r
                    json_str(size).p, own);
 }
 
+/* Near matches are in the message already; a list helps whoever was not near. */
+static void list_classes(const struct service *s, pf_error *err)
+{
+    const char *name;
+
+    if (s->model.n_classes > N_CLASSES_LISTED)
+        return;
+    err_append(err, "; the classes are ");
+    for (uint32_t i = 0; (name = pf_model_class_name(s->models[0], i)); i++)
+        err_append(err, "%s%.40s", i ? ", " : "", name);
+}
+
 static int read_fields(const struct service *s, const struct json *body, struct job *job,
                        struct refusal *no)
 {
@@ -57,6 +71,7 @@ static int read_fields(const struct service *s, const struct json *body, struct 
     if (rc) {
         no->status = 422;
         no->code = "no_class_for_prompt";
+        list_classes(s, &no->err);
         (void)snprintf(no->param, sizeof(no->param), "prompt");
     }
     return rc;

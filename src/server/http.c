@@ -43,7 +43,8 @@ struct http_private {
     struct http_response response;
     bool is_ready, is_suspended; /* guarded by mu */
     /* The polling thread's own: */
-    bool is_refused, is_path_cut, is_complete, is_queued, is_http10;
+    bool is_begun, is_refused, has_nul, is_path_cut, is_complete, is_queued, is_http10;
+    const char *uri, *uri_end; /* in the library's buffer: the target, and what follows its NUL */
     int status;
     uint64_t n_body_bytes, n_sent_bytes;
 };
@@ -232,11 +233,11 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
 
     (void)kind;
     if (!is_token(name, n_name))
-        s->wrong = "a header's name has a character that names cannot have";
+        s->wrong = "a header name with a character that names cannot have";
     else if (!value || !is_text(value, n_value))
-        s->wrong = "a header's value has a control character";
+        s->wrong = "a header value with a control character";
     else if (s->end && name != s->end + 1 && name != s->end + 2)
-        s->wrong = "a header holds a NUL or is folded over lines";
+        s->wrong = "a header with a NUL in it, or folded over lines";
     s->end = value ? value + n_value : NULL;
     s->n++;
     s->n_bytes += n_name + n_value + 4;
@@ -285,7 +286,7 @@ static const char *check_framing(const struct http_request *req, const struct he
     if (length && !is_small_number(length))
         return "a Content-Length that is no number";
     if (s->n_host > 1 || s->n_origin > 1 || s->n_key > 1 || s->n_type > 1 || s->n_id > 1)
-        return "a header that may come once comes twice";
+        return "a header twice that may come once";
     if (!s->n_host && !req->priv->is_http10)
         return "no Host";
     return NULL;
@@ -327,7 +328,7 @@ static bool refuse_framing(struct http_request *req, const char *method)
     (void)MHD_get_connection_values_n(req->priv->mhd, MHD_HEADER_KIND, scan_header, &s);
     why = s.wrong;
     if (!why && !is_end_plain(req->priv, &s, method))
-        why = "a header holds a NUL or is folded over lines";
+        why = "a header with a NUL in it, or folded over lines";
     if (!why && (s.n > N_HEADERS_MAX || s.n_bytes > h->opts.n_header_max)) {
         (void)snprintf(text, sizeof(text),
                        "the headers are %zu bytes in %zu lines; %zu in %d are accepted", s.n_bytes,
@@ -336,6 +337,8 @@ static bool refuse_framing(struct http_request *req, const char *method)
     }
     if (!why)
         why = check_framing(req, &s);
+    if (!why && req->priv->has_nul)
+        why = "a NUL or more than one space in its first line";
     if (!why && req->priv->is_path_cut)
         return refuse(req, 414, "path_too_long", "the path is too long");
     if (!why && req->path[0] != '/')
@@ -355,11 +358,13 @@ static bool refuse_framing(struct http_request *req, const char *method)
 
 /* ------------------------------------------------------------------------------------------- requests */
 
-static struct http_request *request_new(struct http *h, struct MHD_Connection *mhd, const char *url,
-                                        const char *method, const char *version)
+/*
+ * The request line has come: the one moment at which the whole target is seen before it is split. What is returned becomes the
+ * request of the later calls.
+ */
+static void *on_uri(void *cls, const char *uri, struct MHD_Connection *mhd)
 {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct http *h = cls;
     struct http_request *req = mem_calloc(1, sizeof(*req));
     struct http_private *p = mem_calloc(1, sizeof(*p));
 
@@ -370,16 +375,30 @@ static struct http_request *request_new(struct http *h, struct MHD_Connection *m
     }
     req->priv = p;
     strbuf_init(&req->body);
+    p->http = h;
+    p->mhd = mhd;
+    p->uri = uri;
+    p->uri_end = uri + strlen(uri) + 1;
+    (void)atomic_fetch_add_explicit(&h->n_open, 1, memory_order_relaxed);
+    return req;
+}
+
+/* The headers have come. */
+static void fill(struct http *h, struct http_request *req, const char *url, const char *method,
+                 const char *version)
+{
+    struct http_private *p = req->priv;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(p->mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+    p->is_begun = true;
+    p->conn = info ? info->socket_context : NULL;
+    p->is_http10 = strcmp(version, "HTTP/1.1") != 0;
+    p->has_nul = version != p->uri_end || p->uri != method + strlen(method) + 1;
     req->t_start_ns = clock_ns();
     (void)snprintf(req->method, sizeof(req->method), "%s", method);
     p->is_path_cut = (size_t)snprintf(req->path, sizeof(req->path), "%s", url) >= sizeof(req->path);
-    p->http = h;
-    p->mhd = mhd;
-    p->conn = info ? info->socket_context : NULL;
-    p->is_http10 = strcmp(version, "HTTP/1.1") != 0;
     make_id(h, req);
-    (void)atomic_fetch_add_explicit(&h->n_open, 1, memory_order_relaxed);
-    return req;
 }
 
 static void on_completed(void *cls, struct MHD_Connection *mhd, void **req_cls,
@@ -391,10 +410,13 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **req_cls,
     (void)mhd;
     if (!req)
         return;
-    conns_watch(h->conns, req->priv->conn, NULL, NULL);
-    conns_phase(h->conns, req->priv->conn, CONN_IDLE);
-    h->opts.handlers.end(h->opts.handlers.ctx, req, req->priv->is_queued ? req->priv->status : 0,
-                         why == MHD_REQUEST_TERMINATED_COMPLETED_OK ? req->priv->n_sent_bytes : 0);
+    if (req->priv->is_begun) {
+        conns_watch(h->conns, req->priv->conn, NULL, NULL);
+        conns_phase(h->conns, req->priv->conn, CONN_IDLE);
+        h->opts.handlers.end(
+            h->opts.handlers.ctx, req, req->priv->is_queued ? req->priv->status : 0,
+            why == MHD_REQUEST_TERMINATED_COMPLETED_OK ? req->priv->n_sent_bytes : 0);
+    }
     http_response_release(&req->priv->response);
     strbuf_release(&req->body);
     mem_free(req->priv);
@@ -498,11 +520,11 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mhd, const ch
     struct http_request *req = *req_cls;
     bool is_ready;
 
-    if (!req) {
-        req = request_new(h, mhd, url, method, version);
-        if (!req)
-            return MHD_NO;
-        *req_cls = req;
+    (void)mhd;
+    if (!req)
+        return MHD_NO; /* memory was short */
+    if (!req->priv->is_begun) {
+        fill(h, req, url, method, version);
         return begin(h, req, method);
     }
     if (req->priv->is_queued)
@@ -566,6 +588,7 @@ static int start_daemon(struct http *h, pf_error *err)
         {MHD_OPTION_CONNECTION_TIMEOUT, h->opts.reply_ms / 1000 + 1, NULL},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
+        {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)on_uri, h},
         {MHD_OPTION_UNESCAPE_CALLBACK, (intptr_t)keep_escapes, h},
         {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
         {MHD_OPTION_END, 0, NULL},
