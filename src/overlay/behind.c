@@ -11,11 +11,6 @@
 
 #include "overlay/overlay_int.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ                                                                         \
-    22 /* Linux 5.14; an older kernel refuses, and pages fault in one by one */
-#endif
-
 #define PROBE_PAGES ((size_t)1024)
 #define FETCH_BYTES                                                                                \
     ((uint64_t)128 << 10) /* one request is cut to read_ahead_kb, of which this is the usual size */

@@ -437,7 +437,9 @@ int overlay_build(struct overlay_store *s, const struct pf_composition *comp,
                        "overlay cache '%s' is read-only: what is in it is used, nothing is built",
                        s->dir);
     char *dir = entry_dir(s, comp->digest);
-    rc = dir ? base_id_check(comp, err) : err_nomem(err, 0, "a path");
+    if (!dir)
+        return err_nomem(err, 0, "a path");
+    rc = base_id_check(comp, err);
     if (rc == PF_OK)
         rc = entry_lock(s, comp->digest, "build", false, &lock, err);
     if (rc == PF_OK)

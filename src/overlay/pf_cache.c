@@ -140,7 +140,7 @@ int pf_cache_verify(const char *cache_dir, const char *digest, const char **out_
 {
     static const char *const names[] = {"proved", "absent", "replaced"};
     struct overlay_store *s = NULL;
-    struct digest d;
+    struct digest d = {0};
     enum overlay_base_state base;
     int rc = open_and_find(cache_dir, digest, &s, &d, err);
     if (rc == PF_OK)
@@ -154,7 +154,7 @@ int pf_cache_verify(const char *cache_dir, const char *digest, const char **out_
 int pf_cache_evict(const char *cache_dir, const char *digest, pf_error *err)
 {
     struct overlay_store *s = NULL;
-    struct digest d;
+    struct digest d = {0};
     int rc = open_and_find(cache_dir, digest, &s, &d, err);
     if (rc == PF_OK)
         rc = overlay_evict(s, d, err);

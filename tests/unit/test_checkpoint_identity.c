@@ -183,6 +183,52 @@ static void id_is_computed_once(void **state)
     pf_checkpoint_close(ckpt);
 }
 
+static bool count_calls(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    unsigned *n_left = ctx;
+    assert_string_equal(what, "base");
+    assert_true(done < total);
+    return (*n_left)-- > 0;
+}
+
+/* Two that the samples cannot tell apart: refined, they differ, and each stays what it is wherever it lies. */
+static void a_refined_id_depends_on_every_byte(void **state)
+{
+    struct fx *fx = *state;
+    const char *names[3] = {"a.safetensors", "b.safetensors", "c.safetensors"};
+    struct digest sampled[3], refined[3], none = {0};
+    for (int i = 0; i < 3; i++) {
+        const char *header = "{\"x\":{\"dtype\":\"U8\",\"shape\":[73400320],\"data_offsets\":[0,"
+                             "73400320]}}";
+        uint8_t head[8] = {(uint8_t)strlen(header)};
+        const char *path = fx_write(fx, names[i], head, 8);
+        overwrite(path, 8, header, strlen(header));
+        assert_int_equal(truncate(path, (off_t)(8 + strlen(header) + 73400320)), 0);
+        if (i == 1)
+            overwrite(path, 1000, "!", 1);
+        struct pf_checkpoint *ckpt = fx_open(path);
+        pf_error err;
+        assert_int_equal(ckpt_content_id(ckpt, &sampled[i], &err), PF_OK);
+        assert_true(ckpt_content_id_holds(ckpt, sampled[i]));
+        assert_false(ckpt_content_id_holds(ckpt, none));
+        unsigned n_left = 3;
+        fx_assert_error(ckpt_content_id_refine(ckpt, count_calls, &n_left, &err), &err,
+                        PF_E_CANCELLED, names[i], "cancelled", NULL);
+        assert_false(
+            ckpt_content_id_holds(ckpt, sampled[i])); /* distrusted, though it has no other */
+        assert_int_equal(ckpt_content_id_refine(ckpt, NULL, NULL, &err), PF_OK);
+        assert_true(ckpt_content_id_is_refined(ckpt));
+        assert_int_equal(ckpt_content_id(ckpt, &refined[i], &err), PF_OK);
+        assert_true(ckpt_content_id_holds(ckpt, refined[i]));
+        assert_false(ckpt_content_id_holds(ckpt, sampled[i]));
+        pf_checkpoint_close(ckpt);
+    }
+    assert_true(digest_eq(sampled[0], sampled[1]) && digest_eq(sampled[0], sampled[2]));
+    assert_false(digest_eq(refined[0], sampled[0]));
+    assert_false(digest_eq(refined[0], refined[1]));
+    assert_true(digest_eq(refined[0], refined[2]));
+}
+
 static void *ask_for_id(void *ckpt)
 {
     char *id = calloc(1, 33);
@@ -333,6 +379,7 @@ int main(void)
         FX_TEST(id_depends_on_what_the_index_selects),
         FX_TEST(id_of_a_large_checkpoint_samples_every_tensor),
         FX_TEST(id_is_computed_once),
+        FX_TEST(a_refined_id_depends_on_every_byte),
         cmocka_unit_test(id_is_the_same_in_every_thread),
         FX_TEST(verify_tells_when_a_file_changed),
         FX_TEST(c103_verify_tells_when_a_file_was_rewritten),

@@ -224,7 +224,7 @@ static void memory_is_bounded_and_the_page_cache_left_as_it_was(void **state)
     if (is_on_disk(fx.cache) && n_before < n_pages * 6 / 10) {
         assert_true(n_kept >= n_before * 9 / 10);
         assert_true(n_new <= n_pages / 100);
-        assert_true(w.n_max <= 5 * 1024); /* of a layer of 8192: blocks go one by one */
+        assert_true(w.n_max <= 4 * 1024); /* of a layer of 8192: blocks go one by one */
         /* And what was written is on the disk, not in memory. */
         char *name = fx_layer_name(&fx, 1);
         struct file_map out;

@@ -6,7 +6,7 @@
 
 #include <signal.h>
 
-static void killed_at_every_write_point(void **state)
+static void c105_killed_at_every_write_point(void **state)
 {
     struct fx fx;
     uint64_t n_total;
@@ -59,7 +59,7 @@ static void killed_again_and_again_it_gets_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        in_dir(killed_at_every_write_point),
+        in_dir(c105_killed_at_every_write_point),
         in_dir(killed_again_and_again_it_gets_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
