@@ -204,6 +204,7 @@ struct json *switch_result(struct switch_run *r, const struct ground_bounds *bou
     json_set(o, "ops", ops);
     json_set_real(o, "overlay_write_gb_s",
                   (double)overlay->n_written * 1e-6 / bench_median(overlay->ms, overlay->n));
+    json_set_int(o, "elements_changed_after_unmerge", (int64_t)r->n_left);
     json_set(o, "second_start", r->second_start);
     r->second_start = NULL;
     json_set(o, "load", load_json(r));
@@ -271,6 +272,8 @@ void bench_switch_print(const struct json *result, FILE *f)
             "call ms", "way", "read MiB", "wrote MiB", "anon +MiB", "anon MiB", "merged");
     for (size_t i = 0; i < json_len(ops); i++)
         print_op(json_at(ops, i), f);
+    fprintf(f, "  elements that differ from the base after unmerge: %.0f\n",
+            bench_number(result, "elements_changed_after_unmerge"));
     print_second_start(json_get(result, "second_start"), json_bool(json_get(result, "is_cold")), f);
     print_load(json_get(result, "load"), f);
     fprintf(f,

@@ -41,6 +41,7 @@ struct switch_run {
     struct op_stats ops[N_SWITCH_OPS];
     struct pf_change_report first; /* of the first set */
     unsigned i_rep;
+    uint64_t n_left; /* elements that differ from the base after the last unmerge */
     struct json *second_start;
     double passes_s[3]; /* before, during, after */
     double during_seconds;

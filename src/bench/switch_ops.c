@@ -12,6 +12,7 @@
 #include "base/proc.h"
 #include "bench/child.h"
 #include "bench/load.h"
+#include "bench/walk.h"
 #include "merge/merge.h"
 
 enum { PANEL_BYTES = 4 << 20, POLL_NS = 20000, SETTLE_NS = 20000000 };
@@ -233,6 +234,26 @@ static int check_built(struct switch_run *r, uint64_t n_builds, pf_error *err)
     return err_set(err, PF_E_STATE, "no overlay was built: %s", status.cache_note);
 }
 
+/* What readers see of the tensors that `a` had changed, once it is off again. */
+static int count_left(struct switch_run *r, pf_error *err)
+{
+    struct pf_view *merged = pf_engine_view(r->engine), *base = NULL;
+    const struct pf_composition *comp = view_composition(merged);
+    struct pf_change_report report;
+    struct walk w = {.ckpt = NULL};
+    int rc = unmerge(r, &report, err);
+    if (rc == PF_OK) {
+        base = pf_engine_view(r->engine);
+        rc = walk_open(&w, base, err);
+    }
+    for (size_t i = 0; rc == PF_OK && i < comp->n_targets; i++)
+        rc = walk_compare(&w, comp->i_tensors[i], &r->n_left, err);
+    walk_close(&w);
+    pf_view_release(base);
+    pf_view_release(merged);
+    return rc;
+}
+
 int switch_ops_run(struct switch_run *r, pf_error *err)
 {
     int rc = op_measure(r, OP_LOAD_A, false, load_a, err);
@@ -259,7 +280,7 @@ int switch_ops_run(struct switch_run *r, pf_error *err)
         if (rc == PF_OK)
             rc = set_a(r, &(struct pf_change_report){.way = NULL}, err);
     }
-    return rc;
+    return rc ? rc : count_left(r, err);
 }
 
 /* ------------------------------------------------------------------------------------ second start */

@@ -94,6 +94,27 @@ int walk_pass(struct walk *w, const _Atomic bool *stop, _Atomic uint64_t *out_n_
     return rc;
 }
 
+int walk_compare(struct walk *w, uint32_t i_tensor, uint64_t *n, pf_error *err)
+{
+    const struct ckpt_tensor *t = &w->ckpt->tensors[i_tensor];
+    const size_t n_element = dtype_size(t->dtype);
+    const int64_t n_rows = shape_rows(&t->shape);
+    size_t n_row;
+    const int64_t step = panel_rows(w, i_tensor, &n_row);
+    int rc = PF_OK;
+    for (int64_t row = 0; step > 0 && rc == PF_OK && row < n_rows; row += step) {
+        const int64_t n_here = n_rows - row < step ? n_rows - row : step;
+        const struct pf_panel panel = {.i_tensor = i_tensor, .row0 = row, .n_rows = n_here};
+        const uint8_t *base = t->p + (size_t)row * n_row;
+        rc = pf_reader_read(w->reader, &panel, PF_NATIVE, w->buffer, PANEL_BYTES, err);
+        if (rc || memcmp(base, w->buffer, (size_t)n_here * n_row) == 0)
+            continue;
+        for (size_t at = 0; at < (size_t)n_here * n_row; at += n_element)
+            *n += memcmp(base + at, w->buffer + at, n_element) != 0;
+    }
+    return rc;
+}
+
 int walk_plain(const struct pf_checkpoint *ckpt, _Atomic uint64_t *out_n_bytes, pf_error *err)
 {
     uint8_t *buffer = mem_aligned(4096, PANEL_BYTES);

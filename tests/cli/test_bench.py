@@ -96,6 +96,7 @@ class Engine(Case):
         self.assertNotIn("panel_ms", ops["set a again"])
         self.assertEqual((ops["back to a"]["way"], ops["back to a"]["merged_panels"]), ("overlay", 0))
         self.assertEqual((ops["switch to b"]["way"], ops["unmerge"]["way"], ops["unmerge"]["merged_panels"]), ("stream", "base", 0))
+        self.assertEqual(doc["elements_changed_after_unmerge"], 0)
         start = doc["second_start"]
         self.assertEqual((start["way"], start["adoptions"], start["merged_panels"]), ("overlay", 1, 0))
         self.assertTrue(doc["load"]["is_drawing"])
