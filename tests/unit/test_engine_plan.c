@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -230,6 +231,10 @@ static void layers_are_kept_mapped_and_resident_by_the_plan(void **state)
 /* Locked where the system allows it; where it does not, the status says so and everything works. */
 static void residents_say_whether_they_are_locked(void **state)
 {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("sanitizers make mlock do nothing and succeed: skipped\n");
+    skip();
+#endif
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
@@ -268,6 +273,15 @@ static bool write_at(const char *dir, const char *name, const char *text)
     return ok;
 }
 
+/* Straight from the system: an allocator, or a sanitizer's, would keep what is given back. */
+static char *pages(size_t n)
+{
+    char *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(p != MAP_FAILED);
+    memset(p, 1, n);
+    return p;
+}
+
 /* In the group: 64 MiB of page cache count as free, 48 MiB of memory do not. */
 static int plan_inside(void **state, const char *dir)
 {
@@ -279,22 +293,20 @@ static int plan_inside(void **state, const char *dir)
         return 2;
     uint64_t before = p.available_bytes / MIB;
     size_t n = 64 * MIB;
-    char *buf = mem_calloc(1, n);
-    memset(buf, 1, n);
+    char *buf = pages(n);
     int fd = open(test_path(state, "cache-filler"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0 || write(fd, buf, n) != (ssize_t)n || fsync(fd))
         return 3;
-    mem_free(buf);
+    munmap(buf, n);
     for (off_t at = 0; at < (off_t)n; at += 4096)
         if (pread(fd, &at, 1, at & ~4095) < 0)
             return 3;
     close(fd);
-    uint8_t *used = malloc(48 * MIB);
-    memset(used, 1, 48 * MIB);
+    char *used = pages(48 * MIB);
     if (plan_memory("", 0, &p, &err))
         return 4;
     uint64_t after = p.available_bytes / MIB;
-    free(used);
+    munmap(used, 48 * MIB);
     print_message("in a group of %d MiB: %llu MiB left before, %llu after; %s\n", GROUP_MIB,
                   (unsigned long long)before, (unsigned long long)after, p.note);
     bool ok = before > GROUP_MIB - 24 && before <= GROUP_MIB && after <= before - 40 &&
