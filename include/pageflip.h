@@ -483,6 +483,8 @@ struct pf_engine_opts {
     /* Of background builds, from a thread of the builder; returning false cancels the build, which then waits for the next change. */
     pf_progress_fn progress;
     void *progress_ctx;
+    /* Merged bytes per second that a background build writes at most, on average over a layer; 0: as fast as it can. */
+    uint64_t build_bytes_per_s;
 };
 
 struct pf_change_opts {
@@ -569,6 +571,9 @@ PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *
 struct pf_layer_status {
     const char *place;     /* "base", "stream", "overlay", "resident" */
     const char *residency; /* "kept", "mapped", "resident" */
+    uint64_t
+        n_merged_bytes;     /* of the tensors that the composition changes, in their merged dtype */
+    uint64_t n_built_bytes; /* of those, what an overlay holds or a running build has written */
 };
 PF_API int pf_engine_layer_status(struct pf_engine *engine, uint32_t i_layer,
                                   struct pf_layer_status *out_status, pf_error *err);

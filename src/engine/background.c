@@ -73,6 +73,20 @@ static void note_failure(struct pf_engine *e, const pf_error *why)
     log_at(PF_LOG_WARN, "overlay: %s; streaming goes on", why->msg);
 }
 
+/* Sleeps until the build is no faster than it may be, or cancelled. */
+static void hold_back(struct pf_engine *e, uint64_t n_done)
+{
+    double rate = (double)e->opts.build_bytes_per_s;
+    uint64_t t = clock_ns(),
+             due = rate > 0 ? e->t_build_ns + (uint64_t)((double)n_done / rate * 1e9) : 0;
+    while (t < due && !atomic_load_explicit(&e->cancel_build, memory_order_relaxed) &&
+           !atomic_load_explicit(&e->is_build_refused, memory_order_relaxed)) {
+        struct timespec nap = {.tv_nsec = (long)(due - t < POLL_NS ? due - t : POLL_NS)};
+        (void)nanosleep(&nap, NULL); /* woken early: the loop looks at the clock */
+        t = clock_ns();
+    }
+}
+
 /* Progress of a build, on whichever thread reports it. */
 static bool watch(void *ctx, const char *what, uint64_t done, uint64_t total)
 {
@@ -82,6 +96,8 @@ static bool watch(void *ctx, const char *what, uint64_t done, uint64_t total)
     atomic_store_explicit(&e->n_build_bytes, total, memory_order_relaxed);
     if (e->opts.progress && !e->opts.progress(e->opts.progress_ctx, what, done, total))
         atomic_store_explicit(&e->is_build_refused, true, memory_order_relaxed);
+    if (!strcmp(what, "overlay"))
+        hold_back(e, done);
     return !atomic_load_explicit(&e->cancel_build, memory_order_relaxed) &&
            !atomic_load_explicit(&e->is_build_refused, memory_order_relaxed);
 }
@@ -92,6 +108,7 @@ static struct pf_view *begin_work(struct pf_engine *e, struct served *s)
     struct pf_view *view = s->view;
     view_ref(view); /* nobody frees a served composition whose view is held */
     e->busy = s;
+    e->t_build_ns = clock_ns();
     atomic_store(&e->cancel_build, false);
     atomic_store(&e->is_build_refused, false);
     pthread_mutex_unlock(&e->mu);
@@ -153,7 +170,7 @@ static void build(struct pf_engine *e, struct served *s, struct pool *pool)
     }
     if (rc == PF_OK) {
         e->n_builds += report.n_layers_written > 0; /* else somebody was faster */
-        e->cache_note[0] = '\0'; /* whatever went wrong before */
+        e->cache_note[0] = '\0';                    /* whatever went wrong before */
         if (can_build(e, s) && !engine_try_adopt(e, s) && !s->is_recheck_needed)
             rc = err_set(&why, PF_E_IO, "overlay %s was built and cannot be adopted",
                          pf_view_digest(s->view));

@@ -138,6 +138,7 @@ struct pf_engine {
     pthread_cond_t idle;                         /* for whoever waits for it: look again */
     _Atomic bool cancel_build, is_build_refused; /* by us; by the caller's progress function */
     _Atomic uint64_t n_built_bytes, n_build_bytes; /* 0 when nothing is built */
+    uint64_t t_build_ns; /* when the background thread began; its own, and its pool's to read */
 };
 
 /* registry.c, caller holds mu */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "engine/engine_int.h"
+#include "tensor/dtype.h"
 
 static uint64_t cache_bytes(struct pf_engine *e)
 {
@@ -46,6 +47,33 @@ void pf_engine_status(struct pf_engine *e, struct pf_engine_status *s)
     pthread_mutex_unlock(&e->mu);
 }
 
+/* Merged bytes of the layers before i_layer, and of that layer. */
+static void merged_bytes(const struct pf_composition *comp, uint32_t i_layer, uint64_t *out_before,
+                         uint64_t *out_own)
+{
+    *out_before = *out_own = 0;
+    for (size_t i = 0; i < comp->n_targets; i++) {
+        const struct merge_target *t = &comp->targets[i];
+        uint32_t at = comp->ckpt->tensors[comp->i_tensors[i]].i_layer;
+        if (at <= i_layer)
+            *(at < i_layer ? out_before : out_own) +=
+                (uint64_t)(t->n_rows * t->n_cols) * dtype_size(t->out_dtype);
+    }
+}
+
+/* A build writes layers in order, so what it has written says how far into each it is. Caller holds mu. */
+static void tell_built(struct pf_engine *e, const struct served *s, uint32_t i_layer,
+                       bool is_overlay, struct pf_layer_status *out)
+{
+    uint64_t n_before, n_built = atomic_load(&e->n_built_bytes);
+    bool is_building = e->busy == s && !s->is_recheck_needed && atomic_load(&e->n_build_bytes) > 0;
+    merged_bytes(view_composition(s->view), i_layer, &n_before, &out->n_merged_bytes);
+    out->n_built_bytes = is_overlay ? out->n_merged_bytes : 0;
+    if (!is_overlay && is_building && n_built > n_before)
+        out->n_built_bytes =
+            n_built - n_before < out->n_merged_bytes ? n_built - n_before : out->n_merged_bytes;
+}
+
 int pf_engine_layer_status(struct pf_engine *e, uint32_t i_layer, struct pf_layer_status *out,
                            pf_error *err)
 {
@@ -65,6 +93,7 @@ int pf_engine_layer_status(struct pf_engine *e, uint32_t i_layer, struct pf_laye
     out->residency = i_layer < e->residents->n     ? "resident"
                      : e->policy->is_kept[i_layer] ? "kept"
                                                    : "mapped";
+    tell_built(e, s, i_layer, is_overlay, out);
     pthread_mutex_unlock(&e->mu);
     return PF_OK;
 }

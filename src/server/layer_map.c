@@ -121,8 +121,11 @@ int layer_map_state(struct layer_map *m, struct pf_engine *engine, struct pf_vie
 
     if (rc)
         return rc;
-    *out = (struct layer_state){
-        .place = status.place, .residency = status.residency, .cached = "unknown"};
+    *out = (struct layer_state){.place = status.place,
+                                .residency = status.residency,
+                                .cached = "unknown",
+                                .n_merged_bytes = status.n_merged_bytes,
+                                .n_built_bytes = status.n_built_bytes};
     pf_checkpoint_layer(m->ckpt, i_layer, &out->info);
     pf_checkpoint_component(m->ckpt, out->info.i_component, &component);
     out->component = component.name;
@@ -159,6 +162,8 @@ struct json *layer_map_json(struct layer_map *m, struct pf_engine *engine)
         json_set_z(it, "component", st.component);
         json_set_int(it, "bytes", (int64_t)st.info.n_bytes);
         json_set_z(it, "place", st.place);
+        json_set_int(it, "merged_bytes", (int64_t)st.n_merged_bytes);
+        json_set_int(it, "built_bytes", (int64_t)st.n_built_bytes);
         json_set_z(it, "residency", st.residency);
         json_set_z(it, "cached", st.cached);
         json_set(it, "cached_fraction",

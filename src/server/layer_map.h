@@ -16,8 +16,9 @@ struct layer_state {
     struct pf_layer_info info;
     const char *component;
     const char *place, *residency;
-    const char *cached; /* "yes", "partly", "no", "unknown" */
-    double fraction;    /* of sampled pages; only when known */
+    const char *cached;                     /* "yes", "partly", "no", "unknown" */
+    double fraction;                        /* of sampled pages; only when known */
+    uint64_t n_merged_bytes, n_built_bytes; /* as pf_layer_status has them */
 };
 
 /* One layer as the current view of the engine has it. Samples at most LAYER_PAGES pages. */

@@ -160,6 +160,103 @@ static void three_generations_are_worth_a_build(void **state)
     close_engine(&f);
 }
 
+/* -------------------------------------------------------------------------------------- how far, how fast */
+
+/* What a progress function looks at. */
+struct looker {
+    struct fixture f;
+    uint64_t t0_ns, done_last, total, bytes_per_s;
+    unsigned n_calls;
+};
+
+/* Layers are written one after another: all before the one that is being written are whole, all behind it have nothing. */
+static bool look(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    struct looker *k = ctx;
+    uint64_t n_built = 0, t = clock_ns();
+    bool is_end = false;
+    (void)what;
+    if (k->n_calls++ == 0)
+        k->t0_ns = t;
+    for (uint32_t i = 0; i < k->f.ckpt->n_layers; i++) {
+        struct pf_layer_status l;
+        pf_error err;
+        assert_ok(pf_engine_layer_status(k->f.engine, i, &l, &err), &err);
+        assert_true(l.n_built_bytes <= l.n_merged_bytes);
+        assert_true(!is_end || l.n_built_bytes == 0);
+        is_end = is_end || l.n_built_bytes < l.n_merged_bytes;
+        n_built += l.n_built_bytes;
+    }
+    assert_int_equal(n_built, done);
+    if (k->bytes_per_s) /* what came before was held back */
+        assert_true((t - k->t0_ns) + 1000000 >= k->done_last * 1000000000 / k->bytes_per_s);
+    k->done_last = done;
+    k->total = total;
+    return true;
+}
+
+static void layers_tell_how_far_a_build_is(void **state)
+{
+    struct looker k = {0};
+    struct pf_change_report r;
+    struct pf_layer_status l;
+    pf_error err;
+    uint64_t n_merged = 0;
+    open_engine(
+        state, &k.f,
+        (struct pf_engine_opts){
+            .build_delay_ms = NEVER_MS, .n_threads = 1, .progress = look, .progress_ctx = &k});
+    assert_ok(pf_engine_layer_status(k.f.engine, 1, &l, &err), &err);
+    assert_int_equal(l.n_merged_bytes, 0); /* the base */
+    set_one(&k.f, "noto", 1, &r);
+    assert_ok(pf_engine_layer_status(k.f.engine, 1, &l, &err), &err);
+    assert_true(l.n_merged_bytes > 0);
+    assert_int_equal(l.n_built_bytes, 0);
+    assert_ok(pf_engine_settle(k.f.engine, SETTLE_MS, &err), &err);
+    assert_true(k.n_calls > k.f.ckpt->n_layers);
+    for (uint32_t i = 0; i < k.f.ckpt->n_layers; i++) {
+        assert_ok(pf_engine_layer_status(k.f.engine, i, &l, &err), &err);
+        assert_int_equal(l.n_built_bytes, l.n_merged_bytes);
+        n_merged += l.n_merged_bytes;
+    }
+    assert_int_equal(n_merged, k.total);
+    close_engine(&k.f);
+}
+
+static void a_rate_holds_a_build_back(void **state)
+{
+    struct looker k = {.bytes_per_s = 8 << 20};
+    struct pf_change_report r;
+    pf_error err;
+    struct pf_engine_opts o = {.build_delay_ms = NEVER_MS,
+                               .n_threads = 1,
+                               .build_bytes_per_s = k.bytes_per_s,
+                               .progress = look,
+                               .progress_ctx = &k};
+    open_engine(state, &k.f, o);
+    set_one(&k.f, "noto", 1, &r);
+    assert_ok(pf_engine_settle(k.f.engine, SETTLE_MS, &err), &err);
+    assert_string_equal(place_of(&k.f), "overlay");
+    assert_int_equal(k.done_last, k.total);
+    close_engine(&k.f);
+    /* One that would take weeks ends at once when it is told to. */
+    struct gate g;
+    gate_init(&g);
+    o = (struct pf_engine_opts){.build_delay_ms = 1,
+                                .n_threads = 1,
+                                .build_bytes_per_s = 1,
+                                .progress = pass,
+                                .progress_ctx = &g};
+    open_engine(state, &k.f, o);
+    shut(&g, true);
+    set_one(&k.f, "turbo", 1, &r);
+    await_builder(&g);
+    shut(&g, false);
+    pf_engine_cancel_build(k.f.engine);
+    assert_ok(pf_engine_settle(k.f.engine, SETTLE_MS, &err), &err);
+    close_engine(&k.f);
+}
+
 /* --------------------------------------------------------------------------------- cancelled, superseded */
 
 /* At every call of the progress function, one after another, until a build goes through. */
@@ -492,6 +589,8 @@ int main(void)
         in_dir(a_composition_that_lasted_is_built),
         in_dir(what_does_not_last_is_not_built),
         in_dir(three_generations_are_worth_a_build),
+        in_dir(layers_tell_how_far_a_build_is),
+        in_dir(a_rate_holds_a_build_back),
         in_dir(cancelled_at_any_moment),
         in_dir(who_waits_for_an_overlay_is_not_forgotten),
         in_dir(a_cancelled_build_is_continued),
