@@ -4,7 +4,7 @@
  */
 #include "engine_fixture.h"
 
-/* C3, C9, C17, C21 */
+/* C3 two of them in turn, C5 one cycle, C9 taken off and back, C17 one in place of another, C21 three strengths */
 static void set_switch_and_unmerge_give_fresh_bytes(void **state)
 {
     struct fixture f;
@@ -56,6 +56,88 @@ static void overlay_shows_the_same_bytes_without_merging(void **state)
     assert_string_equal(r.way, "stream");
     set_one(&f, "turbo", 1, &r);
     assert_string_equal(r.way, "overlay");
+    close_engine(&f);
+}
+
+/* Every byte of the changed tensors comes from files of the cache; true when none was merged. */
+static bool reads_come_from_overlay_files(struct fixture *f)
+{
+    struct pf_view *v = pf_engine_view(f->engine);
+    const struct pf_composition *comp = view_composition(v);
+    struct pf_reader *r;
+    struct place at;
+    pf_error err;
+    bool is_all = true;
+    assert_ok(pf_reader_new(v, &r, &err), &err);
+    for (size_t i = 0; i < comp->n_targets; i++) {
+        uint32_t i_tensor = comp->i_tensors[i];
+        assert_ok(pf_reader_enter(r, f->ckpt->tensors[i_tensor].i_layer, &err), &err);
+        reader_place(r, i_tensor, &at);
+        is_all = is_all && at.kind == PLACE_OVERLAY && at.p >= at.map->p &&
+                 at.p < at.map->p + at.map->n_bytes;
+        pf_reader_leave(r);
+    }
+    pf_reader_free(r);
+    pf_view_release(v);
+    return is_all;
+}
+
+/* Returning to a recent composition costs no merge while its overlay is there, and one per panel once it was evicted. */
+static void returning_costs_no_merge_until_the_overlay_is_evicted(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    struct digest digest;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
+    struct pf_change_opts o = {.size = sizeof o, .way = PF_WAY_OVERLAY};
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, NULL, &err), &err);
+    for (int i = 0; i < 3; i++) {
+        uint64_t n_before = merge_n_panels();
+        assert_ok(pf_engine_set(f.engine, NULL, 0, NULL, NULL, NULL, &err), &err);
+        assert_ok(pf_engine_set(f.engine, &l, 1, NULL, NULL, NULL, &err), &err);
+        (void)current_bytes(&f);
+        assert_int_equal(merge_n_panels(), n_before);
+        assert_true(reads_come_from_overlay_files(&f));
+    }
+    struct pf_view *v = pf_engine_view(f.engine);
+    assert_true(digest_parse(pf_view_digest(v), &digest));
+    pf_view_release(v);
+    assert_int_equal(overlay_evict(f.engine->store, digest, &err), PF_E_BUSY); /* we map it */
+    for (int i = 1; i <= N_RECENT; i++) /* until it is no recent composition any more */
+        set_one(&f, "noto", 0.1 * i, &r);
+    assert_ok(overlay_evict(f.engine->store, digest, &err), &err);
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, NULL, NULL, &err), &err);
+    uint64_t n_before = merge_n_panels();
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
+    assert_true(merge_n_panels() > n_before);
+    assert_false(reads_come_from_overlay_files(&f));
+    close_engine(&f);
+}
+
+/* A request's own way for a composition that is also the global one: the bytes are equal, and the global placement stays. */
+static void a_request_does_not_change_how_the_global_one_is_read(void **state)
+{
+    struct fixture f;
+    pf_error err;
+    struct pf_view *mine;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
+    struct pf_change_opts o = {.size = sizeof o, .way = PF_WAY_OVERLAY};
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, NULL, &err), &err);
+    o.way = PF_WAY_STREAM;
+    assert_ok(pf_engine_view_of(f.engine, &l, 1, &o, &mine, &err), &err);
+    assert_string_equal(pf_engine_way(f.engine, mine), "overlay");
+    assert_true(reads_come_from_overlay_files(&f));
+    pf_view_release(mine);
+    l.strength = 0.5; /* one of its own is read as it says */
+    assert_ok(pf_engine_view_of(f.engine, &l, 1, &o, &mine, &err), &err);
+    assert_string_equal(pf_engine_way(f.engine, mine), "stream");
+    pf_view_release(mine);
+    o.way = 9;
+    assert_int_equal(pf_engine_view_of(f.engine, &l, 1, &o, &mine, &err), PF_E_INVALID);
+    assert_err(&err, PF_E_INVALID, "way 9");
     close_engine(&f);
 }
 
@@ -273,6 +355,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         in_dir(set_switch_and_unmerge_give_fresh_bytes),
         in_dir(overlay_shows_the_same_bytes_without_merging),
+        in_dir(returning_costs_no_merge_until_the_overlay_is_evicted),
+        in_dir(a_request_does_not_change_how_the_global_one_is_read),
         in_dir(resident_layers_are_rewritten_in_place),
         in_dir(every_cell_of_the_state_table),
         in_dir(a_failed_change_leaves_everything),
