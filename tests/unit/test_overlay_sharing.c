@@ -195,8 +195,8 @@ static void readers_housekeepers_and_a_builder_get_along(void **state)
     assert_int_equal(pthread_create(&threads[2], NULL, housekeep, &t), 0);
     uint64_t t0 = clock_ns();
     unsigned n_builds = 0;
-    /* At least 20 builds, and until both an adoption and an eviction have happened. */
-    while ((n_builds < 20 || t.n_adopted == 0 || t.n_written == 0) &&
+    /* At least 8 builds, and until both an adoption and an eviction have happened. */
+    while ((n_builds < 8 || t.n_adopted == 0 || t.n_written == 0) &&
            clock_ns() - t0 < DEADLINE_NS) {
         int rc = fx_build(&fx, fx.comp, NULL);
         n_builds += rc == PF_OK;
