@@ -44,7 +44,7 @@ static uint64_t due_in(const struct pf_engine *e, const struct served *s)
         return 0;
     if (e->opts.build_delay_ms < 0)
         return UINT64_MAX;
-    if (s->n_generations >= GENERATIONS_WORTH)
+    if (view_n_uses(s->view) - s->n_uses0 >= GENERATIONS_WORTH)
         return 0;
     if (s != e->global)
         return UINT64_MAX;
@@ -297,7 +297,7 @@ static void cancel(struct served *s)
         return;
     s->is_build_wanted = false;
     s->is_build_failed = s->is_build_cancelled = true; /* until it is set again */
-    s->n_generations = 0;
+    s->n_uses0 = view_n_uses(s->view);
 }
 
 void pf_engine_cancel_build(struct pf_engine *engine)
@@ -310,11 +310,16 @@ void pf_engine_cancel_build(struct pf_engine *engine)
     pthread_mutex_unlock(&engine->mu);
 }
 
+/* For reader threads: never waits. Whoever holds the mutex is a change, which wakes the builder itself, or the builder; and the next generation
+ * tries again. */
 void pf_engine_served(struct pf_engine *engine, const struct pf_view *view)
 {
-    pthread_mutex_lock(&engine->mu);
+    /* The view is the caller's; only its counter is touched through this pointer. */
+    if (view_count_use((struct pf_view *)(uintptr_t)view) < GENERATIONS_WORTH ||
+        pthread_mutex_trylock(&engine->mu))
+        return;
     struct served *s = served_of(engine, view);
-    if (s && ++s->n_generations == GENERATIONS_WORTH)
+    if (s && due_in(engine, s) == 0)
         background_wake(engine);
     pthread_mutex_unlock(&engine->mu);
 }

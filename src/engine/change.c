@@ -43,8 +43,8 @@ static int change_begin(struct change *c, struct pf_engine *e, const char *targe
     c->targets = mem_calloc(n, sizeof *c->targets);
     c->is_named = mem_calloc(n, sizeof *c->is_named);
     int rc = c->targets && c->is_named ? PF_OK : err_nomem(err, 0, "a change");
-    if (rc == PF_OK && is_watched) /* a thread that samples: only for who asked */
-        rc = peak_start(&c->peak, err);
+    if (is_watched) /* a thread that samples: only for who asked, and no reason to fail */
+        (void)peak_start(&c->peak, NULL);
     if (rc == PF_OK)
         rc = target_list_parse(e->ckpt, targets, c->is_named, err);
     for (uint32_t i = 0; rc == PF_OK && i < n; i++)
@@ -58,7 +58,7 @@ static void make_global(struct pf_engine *e, struct served *s)
     if (e->global != s) {
         if (e->global) {
             e->global->t_global_ns = 0;
-            e->global->n_generations = 0;
+            e->global->n_uses0 = view_n_uses(e->global->view);
             e->global->is_build_wanted = false;
         }
         s->t_global_ns = clock_ns();

@@ -28,24 +28,30 @@ static void open_store(struct pf_engine *e, const struct pf_engine_opts *o)
     mem_free(dir);
 }
 
-/* Keeps the first layers that fit; an LRU read cyclically would hit nothing otherwise. Returns what is set apart for panels. */
-static uint64_t keep_layers(struct pf_engine *e)
+/* Used once for a picture, where the other components are used at every step: their layers come last. */
+static bool is_text_encoder(const struct pf_engine *e, const struct ckpt_layer *l)
 {
-    uint64_t room = e->plan.available_bytes;
-    uint64_t reserve = RESERVE_BYTES < room / 4 ? RESERVE_BYTES : room / 4;
-    room -= reserve;
-    room = room > e->residents->n_bytes ? room - e->residents->n_bytes : 0;
-    for (uint32_t i = 0; i < e->ckpt->n_layers; i++) {
-        bool is_resident = i < e->residents->n;
-        if (!is_resident && e->n_kept_bytes + e->ckpt->layers[i].n_bytes > room)
-            break;
-        e->policy->is_kept[i] = true;
-        if (!is_resident) {
-            e->n_kept++;
-            e->n_kept_bytes += e->ckpt->layers[i].n_bytes;
+    return str_starts(str_of(e->ckpt->components[l->i_component].name), "text_encoder");
+}
+
+/* Keeps the first layers of a component that fit, and its stem; an LRU read cyclically would hit nothing otherwise. Returns what is left. */
+static uint64_t keep_layers(struct pf_engine *e, bool of_text_encoders, uint64_t room)
+{
+    bool is_full = false;
+    for (uint32_t i = e->residents->n; i < e->ckpt->n_layers; i++) {
+        const struct ckpt_layer *l = &e->ckpt->layers[i];
+        if (is_text_encoder(e, l) != of_text_encoders)
+            continue;
+        if (l->n_bytes > room || (is_full && !l->is_stem)) {
+            is_full = true;
+            continue;
         }
+        e->policy->is_kept[i] = true;
+        e->n_kept++;
+        e->n_kept_bytes += l->n_bytes;
+        room -= l->n_bytes;
     }
-    return reserve;
+    return room;
 }
 
 static int make_plan(struct pf_engine *e, const struct pf_engine_opts *o, pf_error *err)
@@ -56,8 +62,14 @@ static int make_plan(struct pf_engine *e, const struct pf_engine_opts *o, pf_err
     e->policy = policy_new(e->ckpt->n_layers);
     if (!e->policy)
         return err_nomem(err, e->ckpt->n_layers, "the stream policy");
-    uint64_t reserve = keep_layers(e);
     const struct resident_set *r = e->residents;
+    uint64_t room = e->plan.available_bytes;
+    uint64_t reserve = RESERVE_BYTES < room / 4 ? RESERVE_BYTES : room / 4;
+    room -= reserve;
+    room -= room < r->n_bytes ? room : r->n_bytes;
+    for (uint32_t i = 0; i < r->n; i++)
+        e->policy->is_kept[i] = true; /* there is nothing to drop */
+    (void)keep_layers(e, true, keep_layers(e, false, room));
     size_t n = strlen(e->plan.note);
     snprintf(e->plan.note + n, sizeof e->plan.note - n,
              "; %llu MiB set apart for panels; of %u layers %u are kept (%llu MiB), %u resident "
@@ -114,7 +126,9 @@ static int init_sync(struct pf_engine *e)
 int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts,
                    struct pf_engine **out_engine, pf_error *err)
 {
-    struct pf_engine_opts o = opts ? *opts : (struct pf_engine_opts){.size = sizeof o};
+    struct pf_engine_opts o = {.size = sizeof o};
+    if (opts) /* a caller that was built with an older header knows fewer options */
+        memcpy(&o, opts, opts->size && opts->size < sizeof o ? opts->size : sizeof o);
     if (o.way < PF_WAY_AUTO || o.way > PF_WAY_INPLACE)
         return err_set(err, PF_E_INVALID, "way %d is none of auto, overlay, stream, inplace",
                        o.way);

@@ -60,7 +60,7 @@ struct served {
     int32_t way;
     uint64_t i_used;      /* clock of use, for eviction from the recent list */
     uint64_t t_global_ns; /* since when it is the global one; 0: it is not */
-    uint32_t n_generations;
+    uint32_t n_uses0;     /* generations that do not count any more; view_n_uses counts all */
     bool is_build_wanted; /* now, whatever the delay */
     bool is_build_failed, is_build_cancelled /* failed because somebody said so */;
     bool is_recheck_needed;

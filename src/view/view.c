@@ -24,7 +24,7 @@ struct slot {
 };
 
 struct pf_view {
-    _Atomic uint32_t n_refs;
+    _Atomic uint32_t n_refs, n_uses;
     struct pf_checkpoint *ckpt;
     struct pf_composition *comp;
     struct stream_policy *policy;        /* a reference; NULL: nothing is dropped */
@@ -186,6 +186,17 @@ void pf_view_release(struct pf_view *v)
 uint32_t view_n_refs(const struct pf_view *v)
 {
     return atomic_load_explicit(&v->n_refs, memory_order_relaxed);
+}
+
+uint32_t view_count_use(struct pf_view *v)
+{
+    /* relaxed: a number that informs */
+    return atomic_fetch_add_explicit(&v->n_uses, 1, memory_order_relaxed) + 1;
+}
+
+uint32_t view_n_uses(const struct pf_view *v)
+{
+    return atomic_load_explicit(&v->n_uses, memory_order_relaxed);
 }
 
 void view_set_policy(struct pf_view *v, struct stream_policy *policy)

@@ -50,6 +50,9 @@ void view_ref(struct pf_view *v);
 void view_ref_n(struct pf_view *v, uint32_t n);
 void view_unref_n(struct pf_view *v, uint32_t n); /* n may be 0 */
 uint32_t view_n_refs(const struct pf_view *v);    /* a hint: others may change it meanwhile */
+/* How many generations used it, for whoever decides what is worth an overlay. The count is returned. */
+uint32_t view_count_use(struct pf_view *v);
+uint32_t view_n_uses(const struct pf_view *v);
 const struct pf_composition *
 view_composition(const struct pf_view *v); /* never NULL: the base is the empty one */
 struct pf_checkpoint *view_checkpoint(const struct pf_view *v);

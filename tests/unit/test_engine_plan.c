@@ -228,6 +228,30 @@ static void layers_are_kept_mapped_and_resident_by_the_plan(void **state)
     close_engine(&f);
 }
 
+/* What every step of a picture uses is kept before what it needs once; stems before blocks. */
+static void the_transformer_is_kept_before_the_text_encoder(void **state)
+{
+    struct fixture f;
+    struct pf_layer_status l;
+    pf_error err;
+    uint32_t n_kept = 0;
+    /* A stem has 240 bytes, a block 1,200: room for two blocks, two stems and a bit. */
+    open_small(state, &f,
+               (struct pf_engine_opts){.build_delay_ms = -1,
+                                       .host_memory_bytes = (2 * 1200 + 2 * 240 + 100) * 4 / 3});
+    for (uint32_t i = 0; i < f.ckpt->n_layers; i++) {
+        const struct ckpt_layer *layer = &f.ckpt->layers[i];
+        bool is_transformer = layer->i_component == 1;
+        assert_ok(pf_engine_layer_status(f.engine, i, &l, &err), &err);
+        bool is_kept = strcmp(l.residency, "kept") == 0;
+        assert_int_equal(is_kept, layer->is_stem || (is_transformer && n_kept < 4 &&
+                                                     strchr("01", layer->name[7])));
+        n_kept += is_kept;
+    }
+    assert_int_equal(n_kept, 4);
+    close_engine(&f);
+}
+
 /* Locked where the system allows it; where it does not, the status says so and everything works. */
 static void residents_say_whether_they_are_locked(void **state)
 {
@@ -350,6 +374,7 @@ int main(void)
         in_dir(hybrid_trees_are_both_looked_at),
         in_dir(what_is_missing_is_no_limit),
         in_dir(layers_are_kept_mapped_and_resident_by_the_plan),
+        in_dir(the_transformer_is_kept_before_the_text_encoder),
         in_dir(residents_say_whether_they_are_locked),
         in_dir(v1_for_real),
     };
