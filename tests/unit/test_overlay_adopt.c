@@ -55,17 +55,17 @@ static void every_block_is_sampled_with_the_stated_chance(void **state)
 static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(void **state)
 {
     struct fx fx;
-    struct overlay *held = NULL; /* so that a bad layer alone is set aside and built again */
-    fx_open(&fx, state, 5, 2100, 2100, 2); /* 3 blocks a layer: 8 of 15 are looked at */
+    struct overlay *held = NULL;        /* so that a bad layer alone is set aside and built again */
+    fx_open(&fx, state, 24, 16, 16, 1); /* a block each, if a short one: 8 of 24 are looked at */
     assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
     assert_ok(overlay_adopt(fx.store, fx.comp, OVERLAY_VERIFY_SAMPLED, &held, &fx.err), &fx.err);
-    char *name = fx_layer_name(&fx, 3);
+    char *name = fx_layer_name(&fx, 17);
     char path[600];
     snprintf(path, sizeof path, "%s", fx_entry(&fx, fx.comp, name));
-    uint64_t off = fx_size(path) - 5000000;
+    uint64_t off = fx_size(path) - 7;
     unsigned n_found = 0;
     fx_flip(path, off);
-    for (uint64_t phase = 0; phase < 15; phase++) {
+    for (uint64_t phase = 0; phase < 24; phase++) {
         struct overlay *o = NULL;
         int rc = overlay_adopt_phase(fx.store, fx.comp, OVERLAY_VERIFY_SAMPLED, phase, &o, &fx.err);
         overlay_unref(o);
@@ -79,7 +79,7 @@ static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(v
         assert_int_equal(r.n_layers_written, 1);
         fx_flip(path, off);
     }
-    assert_int_equal(n_found, 8); /* 15 phases, each block in 8 of them */
+    assert_int_equal(n_found, 8); /* 24 phases, each block in 8 of them */
     enum overlay_base_state base;
     assert_int_equal(overlay_verify_entry(fx.store, fx.comp->digest, &base, &fx.err), PF_E_FORMAT);
     assert_err(&fx.err, PF_E_FORMAT, name, "not those that were written");
