@@ -5,7 +5,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const state = { model: null, server: null, loras: null, status: null, isBuilding: false, tBuild: 0, nBuilds: 0, isLost: false };
+const state = { model: null, server: null, loras: null, status: null, isBuilding: false, tBuild: 0, nBuilds: 0, nBuildBytes: 0, isLost: false };
 const names = new Map(); // composition digest -> what it is made of, as far as this page knows
 
 function el(tag, attributes, ...children) {
@@ -36,7 +36,7 @@ const seconds = (s) => (s < 10 ? s.toFixed(2) : s.toFixed(1)) + " s";
 const plural = (n, word) => n + " " + word + (n === 1 ? "" : "s");
 const short = (digest) => digest.slice(0, 8);
 const strengthText = (x) => String(Math.round(x * 10000) / 10000);
-const compose = (list) => list.map((l) => l.nickname + " " + strengthText(l.strength)).join(" + ") || "base";
+const compose = (list) => list.filter((l) => l.strength !== 0).map((l) => l.nickname + " " + strengthText(l.strength)).join(" + ") || "base";
 
 function say(id, text, isBad) {
   $(id).textContent = text;
@@ -99,6 +99,7 @@ async function api(method, path, body, extra) {
   if (reply.ok) return doc;
   const wait = reply.headers.get("Retry-After");
   let text = sentence((doc && doc.error && doc.error.message) || "the server answered with status " + reply.status);
+  text = text.replace(/; the classes are .*/s, ". The field suggests all of them."); // the message ends with the whole list
   if (wait) text += " Try again in " + plural(Number(wait), "second") + ".";
   throw new ApiError(text);
 }
@@ -150,6 +151,7 @@ async function refreshAll() {
   $("model").textContent = `${m.model_id}: ${m.width} × ${m.height} pixels, ${plural(m.layers, "layer")}, ${bytes(m.bytes)}`;
   $("classes").replaceChildren(...m.classes.map((c) => el("option", { value: c.replaceAll("_", " ") })));
   $("bundled").replaceChildren(...state.server.bundled_adapters.map((b) => el("option", { value: b })));
+  if (!$("prompt").wasEdited && !m.classes.some((c) => $("prompt").value.includes(c))) $("prompt").value = m.classes[0].replaceAll("_", " ");
   $("steps").placeholder = m.default_steps;
   $("guidance").placeholder = m.default_guidance;
   await refreshStatus();
@@ -254,20 +256,19 @@ function onEvent(name, data) {
   if (name === "build") onBuild(data);
   else if (name === "view") onView(data);
   else if (name === "step" || name === "job") onJob(name, data);
-  else if (name === "lost") { lorasSoon(); }
+  else if (name === "lost") lorasSoon();
 }
 
 /* ---------------------------------------------------------------------------------------------- changes */
 
-function note(text, isAnnounced) {
+function note(text) {
   const now = new Date();
   $("no-log").hidden = true;
-  $("log").prepend(el("li", { "aria-hidden": isAnnounced === false ? "true" : undefined },
-    el("time", { datetime: now.toISOString(), text: now.toLocaleTimeString("en-GB") }), el("span", { text })));
+  $("log").prepend(el("li", {}, el("time", { datetime: now.toISOString(), text: now.toLocaleTimeString("en-GB") }), el("span", { text })));
   while ($("log").children.length > 200) $("log").lastChild.remove();
 }
 
-const ways = { base: "read from the base", stream: "computed while it is read", overlay: "read from the overlay", inplace: "held in private copies" };
+const ways = { base: "read from the base", stream: "computed while read", overlay: "read from the overlay", inplace: "held in private copies" };
 const kinds = { set: "Set", merge: "Merged", unmerge: "Unmerged", deactivate: "Deactivated" };
 
 function called(digest) {
@@ -290,15 +291,15 @@ async function onBuild(data) {
   showBuild(data);
   statusSoon();
   if (!was || data.is_building) return;
-  const took = (performance.now() - state.tBuild) / 1000, n = state.nBuildBytes;
+  const took = state.tBuild ? ` in ${seconds((performance.now() - state.tBuild) / 1000)}` : "", n = state.nBuildBytes;
   try { await refreshStatus(); } catch { return; }
-  if (state.status.cache.builds > state.nBuilds) note(`An overlay of ${bytes(n)} was built in ${seconds(took)}.`);
+  if (state.status.cache.builds > state.nBuilds) note(`An overlay of ${bytes(n)} was built${took}.`);
   else note(data.note ? `The overlay was not built: ${sentence(data.note)}` : "A build of an overlay was given up: its composition was replaced.");
   state.nBuilds = state.status.cache.builds;
 }
 
 function showBuild(b) {
-  if (b.is_building && !state.isBuilding) state.tBuild = performance.now();
+  if (b.is_building && !state.isBuilding) state.tBuild = b.built_bytes < b.total_bytes / 20 ? performance.now() : 0; // 0: it began before we looked
   state.isBuilding = b.is_building;
   $("build").hidden = !b.is_building;
   if (!b.is_building) return;
@@ -349,7 +350,7 @@ function activeOf(nickname) {
 function showAdapters() {
   for (const row of syncRows($("rows"), makeRow)) {
     const active = activeOf(row.dataset.nickname), text = [];
-    if (!row.isMoving && !pendingSet) row.set(active.length ? active[0].strength : 0);
+    if (!row.isMoving && !nPending) row.set(active.length ? active[0].strength : 0);
     if (active.some((a) => a.strength !== active[0].strength))
       text.push(active.map((a) => `${a.component} ${strengthText(a.strength)}`).join(", ") + ": moving the slider sets all of them.");
     else if (active.length && active.length < state.server.targets.length) text.push("On " + active.map((a) => a.component).join(", ") + ".");
@@ -390,27 +391,28 @@ function setBody() {
   return body;
 }
 
-let setTimer = 0, pendingSet = false;
+let setTimer = 0, nSets = 0, nPending = 0, tSet = 0;
 function setSoon() {
   clearTimeout(setTimer);
   setTimer = setTimeout(applySet, 150);
 }
 
-/* One change at a time; what was moved meanwhile goes with the next. */
+/* One change at a time, and what was moved meanwhile goes with the next: unless one waits for its overlay, which the next then ends. */
 async function applySet() {
-  if (pendingSet) { setSoon(); return; }
-  pendingSet = true;
-  const rows = [...$("rows").children].filter((row) => row.isMoving), body = setBody();
-  for (const row of rows) row.isMoving = false;
+  if (nPending && performance.now() - tSet < 1000) { setSoon(); return; }
+  const body = setBody(), i = ++nSets;
+  nPending++;
+  tSet = performance.now();
+  for (const row of $("rows").children) row.isMoving = false;
   try {
     const r = body ? await api("POST", "/v1/set_lora", body) : await api("POST", "/v1/deactivate_lora_weights", {});
     if (!body) names.set(r.composition, "base");
-    else if (!body.target) names.set(r.composition, compose(body.lora_nickname.map((nickname, i) => ({ nickname, strength: body.strength[i] }))));
-    say("adapters-say", [r.warning, r.note].filter(Boolean).map(sentence).join(" "));
+    else if (!body.target) names.set(r.composition, compose(body.lora_nickname.map((nickname, k) => ({ nickname, strength: body.strength[k] }))));
+    if (i === nSets) say("adapters-say", [r.warning, r.note].filter(Boolean).map(sentence).join(" "));
   } catch (error) {
-    fail("adapters-say", error, "The strengths are as they were.");
+    if (i === nSets) fail("adapters-say", error, "The strengths are as they were.");
   }
-  pendingSet = false;
+  nPending--;
   lorasSoon();
 }
 
@@ -527,6 +529,7 @@ $("draw").addEventListener("submit", async (event) => {
   if (!state.model) { say("draw-say", "The server has not answered yet.", true); return; }
   try { await draw(); } catch (error) { fail("draw-say", error); }
 });
+$("prompt").addEventListener("input", () => { $("prompt").wasEdited = true; });
 $("own").addEventListener("change", () => {
   $("own-rows").hidden = !$("own").checked;
   if ($("own").checked) // begins with what the server applies
@@ -536,10 +539,15 @@ $("own").addEventListener("change", () => {
 /* ------------------------------------------------------------------------------------------------ layers */
 
 const letters = { base: "B", stream: "S", overlay: "O", resident: "R" };
-const places = { base: "read from the base file", stream: "computed while it is read", overlay: "read from the overlay", resident: "a private copy" };
+const places = { base: "read from the base file", stream: "computed while read", overlay: "read from the overlay", resident: "a private copy" };
 const residencies = { kept: "kept in memory when it fits", mapped: "dropped behind the reader", resident: "cannot be dropped" };
 
+/* Of the page cache the kernel does not tell everybody; a private copy is in memory by its nature. */
+const isKnown = (l) => l.place === "resident" || l.cached !== "unknown";
+const inMemory = (l) => (l.place === "resident" ? 1 : l.cached_fraction);
+
 function cachedText(l) {
+  if (l.place === "resident") return "all";
   if (l.cached === "unknown") return "not known";
   return l.cached === "yes" ? "all" : l.cached === "no" ? "nothing" : percent(l.cached_fraction);
 }
@@ -550,7 +558,7 @@ function builtText(l) {
   return l.built_bytes < l.merged_bytes ? `${percent(l.built_bytes / l.merged_bytes)} written` : "written, not in use yet";
 }
 function layerText(l) {
-  const memory = l.cached === "unknown" ? "whether it is in memory is not known" : l.cached === "partly" ? `${cachedText(l)} of it in memory` : `${cachedText(l)} of it in memory`;
+  const memory = isKnown(l) ? `${cachedText(l)} of it in memory` : "whether it is in memory is not known";
   return `${l.name}, ${bytes(l.bytes)}: ${places[l.place]}; ${memory}; ${residencies[l.residency]}; merged file: ${builtText(l)}`;
 }
 
@@ -595,15 +603,15 @@ function moveCell(event) {
 function choose(i) {
   chosen = i;
   cells.forEach((cell, k) => cell.setAttribute("aria-selected", String(k === i)));
-  $("cell-text").textContent = sentence(layerText(state.status.layers[i]));
+  $("cell-text").textContent = layerText(state.status.layers[i]) + ".";
 }
 
 function showCell(cell, l) {
-  const kind = `cell ${l.place}${l.cached === "unknown" ? " unknown" : ""}`, text = layerText(l);
+  const kind = `cell ${l.place}${isKnown(l) ? "" : " unknown"}`, text = layerText(l);
   if (cell.className !== kind) cell.className = kind;
   if (cell.dataset.letter !== letters[l.place]) cell.dataset.letter = letters[l.place];
   if (cell.getAttribute("aria-label") !== text) cell.setAttribute("aria-label", text);
-  cell.style.setProperty("--fill", l.cached === "unknown" ? 1 : l.cached_fraction);
+  cell.style.setProperty("--fill", isKnown(l) ? inMemory(l) : 1);
   cell.style.setProperty("--done", l.merged_bytes ? l.built_bytes / l.merged_bytes : 0);
 }
 
@@ -618,7 +626,7 @@ function showLayers(layers) {
     n[l.place] = (n[l.place] || 0) + 1;
   });
   $("layers-summary").textContent = `${plural(layers.length, "layer")}: ` + Object.keys(places).filter((p) => n[p]).map((p) => `${n[p]} ${places[p]}`).join(", ") + ".";
-  if (chosen >= 0) { const text = sentence(layerText(layers[chosen])); if ($("cell-text").textContent !== text) $("cell-text").textContent = text; }
+  if (chosen >= 0) { const text = layerText(layers[chosen]) + "."; if ($("cell-text").textContent !== text) $("cell-text").textContent = text; }
 }
 
 /* ------------------------------------------------------------------------------------------------ memory */
