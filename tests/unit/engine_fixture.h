@@ -242,4 +242,56 @@ static PF_UNUSED void open_small(void **state, struct fixture *f, struct pf_engi
     }
 }
 
+/* ------------------------------------------------------------------------------ a base with large tensors */
+
+#define BIG_ROWS  3072
+#define BIG_COLS  4096 /* bf16: 24 MiB a tensor */
+#define BIG_BYTES ((uint64_t)BIG_ROWS * BIG_COLS * 2)
+#define BIG_RANK  4
+
+/* n blocks of one linear each in big.safetensors; adapters `a` and `ab` for all of them. */
+static PF_UNUSED void make_big(void **state, int n)
+{
+    struct rng rng = {5};
+    struct tensor t[16] = {0};
+    assert_in_range(n, 1, 8);
+    for (int b = 0; b < n; b++) {
+        t[b] = (struct tensor){.rows = BIG_ROWS, .cols = BIG_COLS, .dtype = PF_BF16};
+        snprintf(t[b].name, sizeof t->name, "blocks.%d.q.weight", b);
+    }
+    write_tensors(test_path(state, "big.safetensors"), t, (size_t)n, &rng, 0.1f);
+    for (int a = 0; a < 2; a++) {
+        for (int b = 0; b < n; b++) {
+            t[2 * b] = (struct tensor){.rows = BIG_RANK, .cols = BIG_COLS, .dtype = PF_BF16};
+            snprintf(t[2 * b].name, sizeof t->name, "blocks.%d.q.lora_A.weight", b);
+            t[2 * b + 1] = (struct tensor){.rows = BIG_ROWS, .cols = BIG_RANK, .dtype = PF_BF16};
+            snprintf(t[2 * b + 1].name, sizeof t->name, "blocks.%d.q.lora_B.weight", b);
+        }
+        write_tensors(adapter_file(state, NAMES[a]), t, 2 * (size_t)n, &rng, 0.5f);
+    }
+}
+
+/* A pass over everything in panels, as a model makes it. */
+static PF_UNUSED struct digest big_bytes(struct pf_checkpoint *ckpt, struct pf_view *v)
+{
+    static uint8_t panel[1 << 20];
+    struct hasher *h = hasher_new();
+    struct pf_reader *r;
+    pf_error err;
+    assert_ok(pf_reader_new(v, &r, &err), &err);
+    for (uint32_t i = 0; i < ckpt->n_tensors; i++) {
+        assert_ok(pf_reader_enter(r, ckpt->tensors[i].i_layer, &err), &err);
+        for (int64_t row = 0; row < BIG_ROWS; row += 128) {
+            struct pf_panel p = {.i_tensor = i, .row0 = row, .n_rows = 128};
+            assert_ok(pf_reader_read(r, &p, PF_NATIVE, panel, sizeof panel, &err), &err);
+            hasher_add(h, panel, sizeof panel);
+        }
+        pf_reader_leave(r);
+    }
+    pf_reader_free(r);
+    struct digest d = hasher_digest(h);
+    hasher_free(h);
+    return d;
+}
+
 #endif

@@ -57,22 +57,26 @@ static void replace(void **state, const char *path, const char *with)
     assert_int_equal(rename(other, path), 0);
 }
 
-/* An engine on copies of base and adapters, which a test may ruin. */
-static void open_copy(void **state, struct fixture *f, struct pf_engine_opts o)
+/* An engine on the copies of base and adapters that a test may ruin. */
+static void open_again(void **state, struct fixture *f, struct pf_engine_opts o)
 {
     static const char *const names[2] = {"noto", "turbo"};
-    static const char *const paths[2] = {NOTO, TURBO};
     pf_error err;
     o.size = sizeof o;
     if (!o.cache_dir)
         o.cache_dir = test_path(state, "cache");
-    copy_file(BASE_FILE, test_path(state, "base.safetensors"));
     assert_ok(pf_checkpoint_open(test_path(state, "base.safetensors"), NULL, &f->ckpt, &err), &err);
     assert_ok(pf_engine_open(f->ckpt, &o, &f->engine, &err), &err);
-    for (int i = 0; i < 2; i++) {
-        copy_file(paths[i], adapter_file(state, names[i]));
+    for (int i = 0; i < 2; i++)
         assert_ok(pf_engine_load(f->engine, names[i], adapter_file(state, names[i]), &err), &err);
-    }
+}
+
+static void open_copy(void **state, struct fixture *f, struct pf_engine_opts o)
+{
+    copy_file(BASE_FILE, test_path(state, "base.safetensors"));
+    copy_file(NOTO, adapter_file(state, "noto"));
+    copy_file(TURBO, adapter_file(state, "turbo"));
+    open_again(state, f, o);
 }
 
 static void set_overlay(struct fixture *f, const char *nickname, struct pf_change_report *r)
@@ -342,6 +346,87 @@ static void the_base_is_overwritten_with_the_same_size_and_mtime(void **state)
     base_changes(state, false);
 }
 
+/* Touched between two runs: streamed at once, verified in the background, adopted; nothing is built again. */
+static void a_touched_base_is_proved_in_the_background(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    struct pf_engine_status s;
+    pf_error err;
+    open_copy(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_overlay(&f, "noto", &r);
+    close_engine(&f);
+    struct timespec t[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    assert_int_equal(utimensat(AT_FDCWD, test_path(state, "base.safetensors"), t, 0), 0);
+    open_again(state, &f, (struct pf_engine_opts){.build_delay_ms = 3600000});
+    set_one(&f, "noto", 1, &r);
+    assert_string_equal(r.way, "stream");
+    struct digest streamed = current_bytes(&f);
+    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "overlay");
+    pf_engine_status(f.engine, &s);
+    assert_int_equal(s.n_builds, 0);
+    assert_int_equal(s.n_adoptions, 1);
+    assert_same(current_bytes(&f), streamed);
+    close_engine(&f);
+}
+
+static void open_big(void **state, struct fixture *f, int64_t delay_ms)
+{
+    struct pf_engine_opts o = {
+        .size = sizeof o, .cache_dir = test_path(state, "cache"), .build_delay_ms = delay_ms};
+    pf_error err;
+    assert_ok(pf_checkpoint_open(test_path(state, "big.safetensors"), NULL, &f->ckpt, &err), &err);
+    assert_ok(pf_engine_open(f->ckpt, &o, &f->engine, &err), &err);
+    assert_ok(pf_engine_load(f->engine, "a", adapter_file(state, "a"), &err), &err);
+}
+
+static struct digest current_big(struct fixture *f)
+{
+    struct pf_view *v = pf_engine_view(f->engine);
+    struct digest d = big_bytes(f->ckpt, v);
+    pf_view_release(v);
+    return d;
+}
+
+/* Other bytes behind a known id (large checkpoints are not hashed whole): the old overlay is never shown, and the next change finds a better
+ * id. */
+static void other_bytes_behind_a_known_id_are_found(void **state)
+{
+    struct fixture f;
+    struct pf_change_report first, r;
+    struct pf_engine_status s;
+    pf_error err;
+    make_big(state, 3); /* 72 MiB */
+    open_big(state, &f, -1);
+    set_overlay(&f, "a", &first);
+    assert_string_equal(first.way, "overlay");
+    struct digest old = current_big(&f);
+    uint64_t off = f.ckpt->tensors[0].off_bytes + 5000;
+    close_engine(&f);
+    int fd = open(test_path(state, "big.safetensors"), O_RDWR | O_CLOEXEC);
+    uint8_t b;
+    assert_int_equal(pread(fd, &b, 1, (off_t)off), 1);
+    b ^= 1;
+    assert_int_equal(pwrite(fd, &b, 1, (off_t)off), 1);
+    close(fd);
+    open_big(state, &f, 3600000);
+    set_one(&f, "a", 1, &r);
+    assert_string_equal(r.composition, first.composition);
+    struct digest want = current_big(&f);
+    assert_differ(old, want);
+    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "stream");
+    assert_same(current_big(&f), want);
+    pf_engine_status(f.engine, &s);
+    assert_true(s.cache_note[0] != '\0');
+    set_overlay(&f, "a", &r);
+    assert_string_not_equal(r.composition, first.composition);
+    assert_string_equal(r.way, "overlay");
+    assert_same(current_big(&f), want);
+    close_engine(&f);
+}
+
 /* A resident layer that cannot be made is given up, and whoever waits is told that nothing is left to do. */
 static void residents_of_a_truncated_base_are_given_up(void **state)
 {
@@ -492,6 +577,8 @@ int main(void)
         in_dir(the_base_is_truncated_during_a_build),
         in_dir(the_base_is_replaced_by_one_of_the_same_size_and_mtime),
         in_dir(the_base_is_overwritten_with_the_same_size_and_mtime),
+        in_dir(a_touched_base_is_proved_in_the_background),
+        in_dir(other_bytes_behind_a_known_id_are_found),
         in_dir(residents_of_a_truncated_base_are_given_up),
         in_dir(an_adapter_is_replaced_under_its_nickname),
         in_dir(an_adapter_is_overwritten_in_place),

@@ -98,31 +98,12 @@ static void C93_ten_thousand_cycles_leave_nothing(void **state)
 
 /* ------------------------------------------------------------------------------- a base with large layers */
 
-#define BIG_ROWS  3072
-#define BIG_COLS  4096 /* bf16: 24 MiB a tensor */
-#define BIG_BYTES ((uint64_t)BIG_ROWS * BIG_COLS * 2)
-#define N_BIG     2
-#define BIG_RANK  4
+#define N_BIG 2
 
 static void open_big(void **state, struct fixture *f, struct pf_engine_opts o)
 {
-    struct rng rng = {5};
-    struct tensor t[2 * N_BIG] = {0};
     pf_error err;
-    for (int b = 0; b < N_BIG; b++) {
-        t[b] = (struct tensor){.rows = BIG_ROWS, .cols = BIG_COLS, .dtype = PF_BF16};
-        snprintf(t[b].name, sizeof t->name, "blocks.%d.q.weight", b);
-    }
-    write_tensors(test_path(state, "big.safetensors"), t, N_BIG, &rng, 0.1f);
-    for (int a = 0; a < 2; a++) {
-        for (int b = 0; b < N_BIG; b++) {
-            t[2 * b] = (struct tensor){.rows = BIG_RANK, .cols = BIG_COLS, .dtype = PF_BF16};
-            snprintf(t[2 * b].name, sizeof t->name, "blocks.%d.q.lora_A.weight", b);
-            t[2 * b + 1] = (struct tensor){.rows = BIG_ROWS, .cols = BIG_RANK, .dtype = PF_BF16};
-            snprintf(t[2 * b + 1].name, sizeof t->name, "blocks.%d.q.lora_B.weight", b);
-        }
-        write_tensors(adapter_file(state, NAMES[a]), t, 2 * N_BIG, &rng, 0.5f);
-    }
+    make_big(state, N_BIG);
     o.size = sizeof o;
     o.cache_dir = "off";
     o.build_delay_ms = -1;
@@ -133,28 +114,11 @@ static void open_big(void **state, struct fixture *f, struct pf_engine_opts o)
         assert_ok(pf_engine_load(f->engine, NAMES[a], adapter_file(state, NAMES[a]), &err), &err);
 }
 
-/* A pass over everything in panels, as a model makes it. */
 static struct digest pass(struct fixture *f)
 {
-    static uint8_t panel[MIB];
     struct pf_view *v = pf_engine_view(f->engine);
-    struct hasher *h = hasher_new();
-    struct pf_reader *r;
-    pf_error err;
-    assert_ok(pf_reader_new(v, &r, &err), &err);
-    for (uint32_t i = 0; i < f->ckpt->n_tensors; i++) {
-        assert_ok(pf_reader_enter(r, f->ckpt->tensors[i].i_layer, &err), &err);
-        for (int64_t row = 0; row < BIG_ROWS; row += 128) {
-            struct pf_panel p = {.i_tensor = i, .row0 = row, .n_rows = 128};
-            assert_ok(pf_reader_read(r, &p, PF_NATIVE, panel, sizeof panel, &err), &err);
-            hasher_add(h, panel, sizeof panel);
-        }
-        pf_reader_leave(r);
-    }
-    pf_reader_free(r);
+    struct digest d = big_bytes(f->ckpt, v);
     pf_view_release(v);
-    struct digest d = hasher_digest(h);
-    hasher_free(h);
     return d;
 }
 

@@ -160,6 +160,7 @@ static void *read_on(void *arg)
         }
         if (!ok)
             atomic_fetch_add(&w->n_wrong, 1);
+        pf_engine_served(w->engine, v); /* as after a picture: it may not wait either */
         atomic_fetch_add(&w->n_visits, 1);
         pf_reader_free(r);
         pf_view_release(v);
