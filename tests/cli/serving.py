@@ -56,7 +56,7 @@ class Server:
         self.log_path = os.path.join(self.dir, "log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [PAGEFLIP, "serve", "--json", "--user", "root", *where, *map(str, args)],
+                [PAGEFLIP, "serve", "--json", *(() if "--user" in args else ("--user", "root")), *where, *map(str, args)],
                 stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
         line = self.process.stdout.readline()
         if line.strip() == b"{":  # an error, over several lines

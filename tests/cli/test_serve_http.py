@@ -9,6 +9,7 @@ import unittest
 
 from serving import JSON, Events, ServeCase, Server
 
+SANITIZED = bool(os.environ.get("PF_SANITIZE"))
 HOST = b"Host: localhost\r\n"
 POST = b"POST /v1/unmerge_lora_weights HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 
@@ -171,11 +172,11 @@ class Small(ServeCase):
             self.assertRegex(line, r'^(# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]*",?)+\})? -?[0-9.e+-]+)$')
             if not line.startswith("#"):
                 seen[line.rsplit(" ", 1)[0]] = float(line.rsplit(" ", 1)[1])
-        self.assertEqual(seen['pageflip_view_changes_total{kind="set",way="stream"}'], 1)
+        self.assertEqual(sum(seen[f'pageflip_view_changes_total{{kind="set",way="{way}"}}'] for way in ("stream", "overlay")), 1)
         self.assertGreaterEqual(seen['pageflip_generations_total{end="drawn"}'], 1)
         self.assertGreaterEqual(seen['pageflip_http_requests_total{method="other",route="other",code="404"}'], 1)
         self.assertGreaterEqual(seen['pageflip_http_requests_total{method="POST",route="/v1/images/generations",code="200"}'], 1)
-        self.assertEqual(seen['pageflip_layer_places{place="stream"}'], 8)
+        self.assertEqual(sum(seen[f'pageflip_layer_places{{place="{place}"}}'] for place in ("stream", "overlay")), 8)
         self.assertGreater(seen["pageflip_weight_bytes_total"], 1 << 20)
         types = re.findall(r"^# TYPE (\w+) ", text, re.M)
         self.assertEqual(len(types), len(set(types)))
@@ -340,7 +341,8 @@ class Endurance(unittest.TestCase):
             s.close()
         anon, n = self.settled(server, n_fds)
         self.assertLessEqual(n, n_fds)
-        self.assertLess(anon, before[0] + 2048)
+        if not SANITIZED:  # which keep what was freed
+            self.assertLess(anon, before[0] + 2048)
 
     def test_idle_connections_give_way_to_requests(self):
         server = self.start("--connections", "32")
@@ -360,7 +362,8 @@ class Endurance(unittest.TestCase):
         for _ in range(300):
             self.assertEqual(server.post("/v1/set_lora", {"lora_nickname": "n" * 200, "lora_path": "noto"}).status, 200)
             server.post("/v1/deactivate_lora_weights")
-        self.assertLess(self.state(server)[0], before + 8192)
+        if not SANITIZED:
+            self.assertLess(self.state(server)[0], before + 8192)
         for events in listeners:
             events.close()
         reply = None
