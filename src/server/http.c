@@ -569,6 +569,7 @@ static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *text)
     return strlen(text);
 }
 
+static void on_log(void *cls, const char *fmt, va_list args) PF_PRINTF(2, 0);
 static void on_log(void *cls, const char *fmt, va_list args)
 {
     char line[512];
