@@ -6,10 +6,10 @@
 #include <string.h>
 
 static const struct command *const commands[] = {
-    &cmd_inspect,      &cmd_plan,        &cmd_merge,        &cmd_generate, &cmd_serve,     &cmd_cache_list,
-    &cmd_cache_verify, &cmd_cache_evict, &cmd_cache_clear,  &cmd_cache_path,   &cmd_bench_make,
-    &cmd_bench_merge,  &cmd_bench_read,  &cmd_bench_memory, &cmd_bench_stream, &cmd_bench_switch,
-    &cmd_help,         &cmd_completion,
+    &cmd_inspect,      &cmd_plan,         &cmd_merge,       &cmd_generate,     &cmd_serve,
+    &cmd_cache_list,   &cmd_cache_verify, &cmd_cache_evict, &cmd_cache_clear,  &cmd_cache_path,
+    &cmd_bench_make,   &cmd_bench_merge,  &cmd_bench_read,  &cmd_bench_memory, &cmd_bench_stream,
+    &cmd_bench_switch, &cmd_help,         &cmd_completion,
 };
 
 const struct command *command_at(size_t i)
