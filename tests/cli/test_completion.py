@@ -81,7 +81,7 @@ class Man(Case):
         for old, new, said in (("*--batch* _N_\n", "*--bunch* _N_\n", "--batch is not in the man page"),
                                ("*--batch* _N_\n", "*--bunch* _N_\n", "--bunch is in the man page only"),
                                ("*-n*, *--n* _N_", "*-k*, *--n* _N_", "--n is ('n', 'N') in the table"),
-                               ("## pageflip plan", "## pageflip serve", "'pageflip serve', which is no command")):
+                               ("## pageflip plan", "## pageflip plot", "'pageflip plot', which is no command")):
             self.assertIn(old, text)
             with open(changed, "w", encoding="utf-8") as file:
                 file.write(text.replace(old, new))
