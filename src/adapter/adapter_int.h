@@ -118,6 +118,9 @@ const struct ad_tensor *module_leaf(const struct pf_adapter *a, const struct ad_
 const struct ad_module *module_find(const struct pf_adapter *a, struct str name); /* or NULL */
 /* family.c: the leaves that a family needs, and their shapes among themselves. */
 int family_check(const struct pf_adapter *a, struct ad_module *m, pf_error *err);
+/* Is this rectangle of a factor, seen as a matrix, zeros alone? */
+bool tensor_is_zero(const struct ad_tensor *t, int64_t row0, int64_t n_rows, int64_t col0,
+                    int64_t n_cols);
 /* Is B of a fused q/k/v (or gate/up) module zero outside its diagonal blocks? */
 bool family_is_block_diagonal(const struct pf_adapter *a, const struct ad_module *m);
 

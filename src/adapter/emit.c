@@ -52,6 +52,15 @@ static void set(struct delta *d, int i, struct factor f, const struct ad_tensor 
     d->max_abs[i] = t->max_abs;
 }
 
+/* Rows of a left factor. When they are zeros, though others are not, the base's bytes are to stay: max_abs 0 says so. */
+static void set_rows(struct delta *d, int i, const struct ad_tensor *t, int64_t row0,
+                     int64_t n_rows)
+{
+    set(d, i, matrix(t, row0, n_rows), t);
+    if (n_rows < shape_rows(&t->shape) && tensor_is_zero(t, row0, n_rows, 0, shape_cols(&t->shape)))
+        d->max_abs[i] = 0;
+}
+
 /* ---------------------------------------------------------------------------------------------- shape checks */
 
 static int mismatch(const struct emit *e, const struct ad_module *m, const struct ad_tensor *x,
@@ -67,13 +76,10 @@ static int mismatch(const struct emit *e, const struct ad_module *m, const struc
         (int)w->name.n, w->name.p, shape_text(&w->shape, sw, sizeof sw), rule);
 }
 
-/* A kernel that the factor spells out must be the base's; one that it folds into columns, or leaves out as ones, is fine. */
+/* A kernel that the factor spells out must be the base's (a linear's is of ones); one that it folds into columns is fine. */
 static bool kernel_agrees(const struct shape *f, const struct shape *w, int32_t from)
 {
-    int32_t rank = f->rank;
-    while (rank > 2 && f->dim[rank - 1] == 1)
-        rank--;
-    if (rank <= 2)
+    if (f->rank <= 2)
         return true;
     for (int32_t i = from; i < f->rank || i < w->rank; i++)
         if ((i < f->rank ? f->dim[i] : 1) != (i < w->rank ? w->dim[i] : 1))
@@ -144,7 +150,7 @@ static int emit_lora(const struct emit *e, const struct ad_module *m, const stru
         rc = check_cols(e, m, up, down, w, 1);
     if (rc != PF_OK)
         return rc;
-    set(d, 0, matrix(up, rows->src0, rows->n_rows), up);
+    set_rows(d, 0, up, rows->src0, rows->n_rows);
     set(d, 1, whole(down), down);
     return PF_OK;
 }
@@ -162,9 +168,13 @@ static int emit_loha(const struct emit *e, const struct ad_module *m, const stru
         rc = check_cols(e, m, t[0], t[1], w, 1);
     if (rc == PF_OK)
         rc = check_cols(e, m, t[2], t[3], w, 1);
-    for (int i = 0; rc == PF_OK && i < 4; i++)
-        set(d, i, i % 2 == 0 ? matrix(t[i], rows->src0, rows->n_rows) : whole(t[i]), t[i]);
-    return rc;
+    if (rc != PF_OK)
+        return rc;
+    for (int i = 0; i < 4; i += 2) {
+        set_rows(d, i, t[i], rows->src0, rows->n_rows);
+        set(d, i + 1, whole(t[i + 1]), t[i + 1]);
+    }
+    return PF_OK;
 }
 
 /* A range of a Kronecker product's rows: whole groups of w2's rows, so a range of w1's. */
@@ -212,7 +222,7 @@ static int emit_lokr(const struct emit *e, const struct ad_module *m, const stru
         return rc;
     d->kind = DELTA_LOKR;
     d->rank = m->rank[0] > m->rank[1] ? m->rank[0] : m->rank[1];
-    set(d, 0, matrix(w1, row0, n_rows), w1);
+    set_rows(d, 0, w1, row0, n_rows);
     set(d, 2, whole(w2), w2);
     if (w1b != NULL)
         set(d, 1, whole(w1b), w1b);
@@ -234,7 +244,7 @@ static int emit_diff(const struct emit *e, const struct ad_module *m, const stru
     if (!fits)
         return mismatch(e, m, t, NULL, w, "a difference has the shape of what it is added to");
     d->kind = DELTA_DIFF;
-    set(d, 0, matrix(t, rows->src0, rows->n_rows), t);
+    set_rows(d, 0, t, rows->src0, rows->n_rows);
     return PF_OK;
 }
 

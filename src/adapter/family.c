@@ -149,6 +149,9 @@ static int disagree(const struct ctx *c, const struct ad_tensor *x, const struct
 static int check_chain(const struct ctx *c, enum ad_leaf lx, enum ad_leaf ly, int64_t *out_rank)
 {
     const struct ad_tensor *x = leaf(c, lx), *y = leaf(c, ly);
+    for (int32_t i = 2; i < x->shape.rank; i++)
+        if (x->shape.dim[i] != 1)
+            return disagree(c, x, y, "the first is a matrix: it has no kernel of its own");
     if (shape_cols(&x->shape) != y->shape.dim[0])
         return disagree(c, x, y, "the columns of the first must be the rows of the second");
     *out_rank = y->shape.dim[0];
@@ -282,8 +285,8 @@ int family_check(const struct pf_adapter *a, struct ad_module *m, pf_error *err)
 
 /* ------------------------------------------------------------------------------------------- block diagonals */
 
-static bool all_zero(const struct ad_tensor *t, int64_t row0, int64_t n_rows, int64_t col0,
-                     int64_t n_cols)
+bool tensor_is_zero(const struct ad_tensor *t, int64_t row0, int64_t n_rows, int64_t col0,
+                    int64_t n_cols)
 {
     int64_t r = shape_cols(&t->shape);
     float v[64];
@@ -313,10 +316,10 @@ bool family_is_block_diagonal(const struct pf_adapter *a, const struct ad_module
     const struct ad_tensor *b = module_leaf(a, m, LEAF_UP);
     int64_t rows = m->rows / n, cols = m->rank[0] / n;
     for (int64_t i = 0; i < n; i++) {
-        if (all_zero(b, i * rows, rows, i * cols, cols))
+        if (tensor_is_zero(b, i * rows, rows, i * cols, cols))
             return false; /* an empty block: zeros prove nothing */
-        if (!all_zero(b, i * rows, rows, 0, i * cols) ||
-            !all_zero(b, i * rows, rows, (i + 1) * cols, m->rank[0] - (i + 1) * cols))
+        if (!tensor_is_zero(b, i * rows, rows, 0, i * cols) ||
+            !tensor_is_zero(b, i * rows, rows, (i + 1) * cols, m->rank[0] - (i + 1) * cols))
             return false;
     }
     return true;

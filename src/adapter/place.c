@@ -114,8 +114,8 @@ static bool add_names(struct base_names *b, struct str path, uint32_t i_componen
     return is_good;
 }
 
-int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt,
-                    const bool *is_target, pf_error *err)
+int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt, const bool *is_target,
+                    pf_error *err)
 {
     *b = (struct base_names){.ckpt = ckpt, .is_target = is_target};
     arena_init(&b->arena);
@@ -266,6 +266,8 @@ static void clean_path(struct name *out, struct str path)
 {
     static const char *const dropped[] = {".processor.", ".base_layer."};
     size_t i = 0;
+    if (str_ends(path, ".base_layer"))
+        path = str_cut_back(path, strlen(".base_layer"));
     while (i < path.n) {
         size_t n_skip = 0;
         for (size_t k = 0; k < PF_COUNTOF(dropped); k++)

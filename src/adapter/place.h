@@ -26,8 +26,8 @@ struct base_names {
     struct flat_name *flat; /* sorted by (flat, component, path), no two equal */
     size_t n_flat;
 };
-int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt,
-                    const bool *is_target, pf_error *err);
+int base_names_init(struct base_names *b, const struct pf_checkpoint *ckpt, const bool *is_target,
+                    pf_error *err);
 void base_names_release(struct base_names *b);
 
 #define PLACE_PARTS_MAX 3u

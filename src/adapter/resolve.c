@@ -9,14 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NEAREST_MAX 64u /* modules for which a nearest name is looked for */
+#define NEAREST_MAX                                                                                \
+    AD_LIST_MAX /* modules for which a nearest name is looked for: each costs a pass over the base */
 
 struct resolver {
     const struct pf_adapter *a;
     const struct resolve_opts *opts;
     struct base_names names;
     struct place *places; /* of each module */
-    bool *is_left_out;    /* of each tensor: a leaf of a placed module that has no target */
+    int64_t (
+        *slot_rows)[PLACE_PARTS_MAX]; /* of each base tensor that is fused here; NULL: none is */
+    bool *is_left_out; /* of each tensor: a leaf of a placed module that has no target */
     struct delta_list deltas;
     struct unmatched *unmatched;
     size_t n_unmatched, cap_unmatched, n_elsewhere, n_nearest;
@@ -228,41 +231,60 @@ static int report_unmatched(struct resolver *r)
 
 /* ---------------------------------------------------------------------------------------------- rows and parts */
 
-static int64_t base_rows(const struct resolver *r, const struct base_module *b)
+static int64_t i_tensor_of(const struct base_module *b)
 {
-    int64_t i = b->i_weight >= 0 ? b->i_weight : b->i_bias;
-    return shape_rows(&r->names.ckpt->tensors[i].shape);
+    return b->i_weight >= 0 ? b->i_weight : b->i_bias;
 }
 
-/* Rows of each slot of the fused tensor that module i is a part of; 0: no adapter for it in this file. */
-static int slot_rows(struct resolver *r, size_t i_module, int64_t rows[PLACE_PARTS_MAX])
+static int64_t base_rows(const struct resolver *r, const struct base_module *b)
 {
-    const struct place *p = &r->places[i_module];
+    return shape_rows(&r->names.ckpt->tensors[i_tensor_of(b)].shape);
+}
+
+/* The rows that the file has for each slot of each fused tensor; 0: no adapter for it. */
+static int collect_slot_rows(struct resolver *r)
+{
+    size_t n = r->names.ckpt->n_tensors;
     for (size_t i = 0; i < r->a->n_modules; i++) {
-        const struct place *q = &r->places[i];
+        const struct place *p = &r->places[i];
         const struct ad_module *m = &r->a->modules[i];
-        if (q->kind != PLACE_SLOT || q->parts[0].i_weight != p->parts[0].i_weight ||
-            q->parts[0].i_bias != p->parts[0].i_bias)
+        if (p->kind != PLACE_SLOT)
             continue;
-        if (rows[q->slot] != 0 && rows[q->slot] != m->rows)
+        if (r->slot_rows == NULL && (r->slot_rows = mem_calloc(n, sizeof *r->slot_rows)) == NULL)
+            return err_nomem(r->err, n * sizeof *r->slot_rows, "parts of fused tensors");
+        int64_t *rows = &r->slot_rows[i_tensor_of(&p->parts[0])][p->slot];
+        if (*rows != 0 && *rows != m->rows)
             return err_set(r->err, PF_E_MISMATCH,
                            "adapter '%s': '%s' changes %lld rows, another module for the same part "
                            "%lld",
-                           path_of(r), m->name.p, (long long)m->rows, (long long)rows[q->slot]);
-        rows[q->slot] = m->rows;
+                           path_of(r), m->name.p, (long long)m->rows, (long long)*rows);
+        *rows = m->rows;
     }
     return PF_OK;
 }
 
-/* Where a part's rows begin: from the sizes of all parts when the file has all, else equal shares or nothing. */
+/* Of q, k and v one is not in the file: k has as many rows as v, so the other two say how many it has, or contradict the base. */
+static void infer_missing(int64_t rows[PLACE_PARTS_MAX], uint32_t n_slots, int64_t total)
+{
+    int64_t q = rows[0], k = rows[1], v = rows[2];
+    if (n_slots != 3 || (q == 0) + (k == 0) + (v == 0) != 1)
+        return;
+    int64_t kv = k > 0 ? k : v;
+    if (q == 0 && k == v && kv < total / 2)
+        rows[0] = total - 2 * kv;
+    else if (q > 0 && kv < total / 2 && q == total - 2 * kv)
+        rows[1] = rows[2] = kv;
+}
+
+/* Where a part's rows begin: from the sizes of all parts when they are known, else equal shares or nothing. */
 static int find_slot_rows(struct resolver *r, size_t i_module, struct rows *out)
 {
     const struct place *p = &r->places[i_module];
     const struct ad_module *m = &r->a->modules[i_module];
-    int64_t rows[PLACE_PARTS_MAX] = {0}, total = base_rows(r, &p->parts[0]), sum = 0, row0 = 0;
-    int rc = slot_rows(r, i_module, rows);
-    if (rc != PF_OK)
-        return rc;
+    const struct base_module *b = &p->parts[0];
+    int64_t rows[PLACE_PARTS_MAX], total = base_rows(r, b), sum = 0, row0 = 0;
+    memcpy(rows, r->slot_rows[i_tensor_of(b)], sizeof rows);
+    infer_missing(rows, p->n_slots, total);
     bool has_all = true, is_equal = total % p->n_slots == 0;
     for (uint32_t k = 0; k < p->n_slots; k++) {
         has_all &= rows[k] > 0;
@@ -273,8 +295,7 @@ static int find_slot_rows(struct resolver *r, size_t i_module, struct rows *out)
     if (!has_all && is_equal)
         row0 = p->slot * (total / p->n_slots);
     if (has_all ? sum != total : !is_equal) {
-        const struct base_module *b = &p->parts[0];
-        struct str name = r->names.ckpt->tensors[b->i_weight >= 0 ? b->i_weight : b->i_bias].name;
+        struct str name = r->names.ckpt->tensors[i_tensor_of(b)].name;
         return err_set(r->err, PF_E_MISMATCH,
                        "adapter '%s': module '%s' changes %lld rows of part '%s' of the fused "
                        "'%.*s', which has %lld rows: %s",
@@ -363,6 +384,8 @@ static int emit_all(struct resolver *r)
                      .out = &r->deltas,
                      .err = r->err};
     int rc = check_conflicts(r);
+    if (rc == PF_OK)
+        rc = collect_slot_rows(r);
     for (size_t i = 0; rc == PF_OK && i < r->a->n_modules; i++)
         rc = emit_module(r, &e, i);
     return rc;
@@ -462,8 +485,9 @@ static int find_targets(const struct pf_checkpoint *ckpt, const char *target, bo
                       : err_nomem(err, ckpt->n_components, "targets");
     for (uint32_t c = 0; rc == PF_OK && c < ckpt->n_components; c++)
         is_all &= is_named[c];
-    /* A list of everything means what `all` means. A component that is the only one may be named as such. */
-    if (rc || (is_all && ckpt->n_components > 1)) {
+    /* A list of everything means what `all` means; but where there is one component, to name it is to leave out what is for others. */
+    bool is_said = target != NULL && *target != '\0' && strcmp(target, "all") != 0;
+    if (rc || (is_all && !(is_said && ckpt->n_components == 1))) {
         mem_free(is_named);
         is_named = NULL;
     }
@@ -544,6 +568,7 @@ int adapter_resolve(const struct pf_adapter *a, const struct pf_checkpoint *ckpt
         notes_release(&r.notes);
     }
     mem_free(r.places);
+    mem_free(r.slot_rows);
     mem_free(r.is_left_out);
     base_names_release(&r.names);
     mem_free(is_target);

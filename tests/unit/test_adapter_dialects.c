@@ -145,6 +145,8 @@ static void every_spelling_reaches_the_same_tensor(void **state)
                "base_model.model.blocks.0.attn.to_q.lora_B.weight", "peft");
     check_pair(state, "base_model.model.blocks.0.attn.to_q.lora_A.default.weight",
                "base_model.model.blocks.0.attn.to_q.lora_B.default.weight", "peft");
+    check_pair(state, "base_model.model.blocks.0.attn.to_q.base_layer.lora_A.weight",
+               "base_model.model.blocks.0.attn.to_q.base_layer.lora_B.weight", "peft");
     check_pair(state, "transformer.blocks.0.attn.to_q.lora_A.weight",
                "transformer.blocks.0.attn.to_q.lora_B.weight", "diffusers");
     check_pair(state, "unet.blocks.0.attn.to_q.lora.down.weight",
@@ -337,8 +339,12 @@ static void text_encoder_keys_never_address_a_lone_denoiser(void **state)
                               "lora_te_text_model_layers_0_q_proj.lora_up.weight 4,2",
                               "x.lora_A.weight 2,6", "x.lora_B.weight 4,2")),
               &b.err);
-    assert_int_equal(resolve(&b), PF_E_UNMATCHED);
-    assert_err(&b.err, PF_E_UNMATCHED, "2 of 4 keys", "lora_te_text_model");
+    static const char *const everything[] = {NULL, "all", ""};
+    for (size_t i = 0; i < PF_COUNTOF(everything); i++) {
+        b.opts.target = everything[i];
+        assert_int_equal(resolve(&b), PF_E_UNMATCHED);
+        assert_err(&b.err, PF_E_UNMATCHED, "2 of 4 keys", "lora_te_text_model");
+    }
     b.opts.target = "transformer";
     assert_ok(resolve(&b), &b.err);
     assert_int_equal(b.r.n_deltas, 1);

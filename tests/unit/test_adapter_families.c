@@ -95,6 +95,9 @@ static void shapes_that_the_base_denies_are_refused(void **state)
              specs("x.lora_down.weight 2,2,3,3", "x.lora_up.weight 4,2,1,1"), "the kernels differ");
     mismatch(state, "x.weight 4,18",
              specs("x.lora_down.weight 2,2,3,3", "x.lora_up.weight 4,2,1,1"), "the kernels differ");
+    mismatch(state, "x.weight 4,2,3,3",
+             specs("x.lora_down.weight 2,18,1,1", "x.lora_up.weight 4,2,1,1"),
+             "the kernels differ");
     mismatch(state, "x.weight 24", specs("x.lora_A.weight 2,1", "x.lora_B.weight 24,2"),
              "changes a matrix");
     mismatch(state, "x.weight 4,6", specs("x.diff 6,4"), "the shape of what it is added to");

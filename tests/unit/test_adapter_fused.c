@@ -51,15 +51,39 @@ static void grouped_queries_take_their_sizes_from_the_file(void **state)
     release(&b);
 }
 
-static void grouped_queries_with_a_part_missing_are_refused(void **state)
+/* Keys have as many rows as values, so two of the three say what the third has. */
+static void grouped_queries_with_one_part_missing_are_placed_by_the_other_two(void **state)
 {
     struct built b = {0};
     open_base(&b, state, specs("x.qkv_proj.weight 16,6"));
-    assert_ok(open_file(&b, state, specs(PAIR("x.q_proj", 2, 8, 6), PAIR("x.v_proj", 2, 4, 6))),
-              &b.err);
-    assert_int_equal(resolve(&b), PF_E_MISMATCH);
-    assert_err(&b.err, PF_E_MISMATCH, "'x.qkv_proj.weight', which has 16 rows",
-               "where this one begins is unknown");
+    resolve_file(&b, state, specs(PAIR("x.q_proj", 2, 8, 6), PAIR("x.v_proj", 2, 4, 6)));
+    check_range(&b, 0, "x.q_proj", 0, 8);
+    check_range(&b, 1, "x.v_proj", 12, 4);
+    resolve_file(&b, state, specs(PAIR("x.q_proj", 2, 8, 6), PAIR("x.k_proj", 2, 4, 6)));
+    check_range(&b, 0, "x.q_proj", 0, 8);
+    check_range(&b, 1, "x.k_proj", 8, 4);
+    resolve_file(&b, state, specs(PAIR("x.k_proj", 2, 4, 6), PAIR("x.v_proj", 2, 4, 6)));
+    check_range(&b, 0, "x.k_proj", 8, 4);
+    check_range(&b, 1, "x.v_proj", 12, 4);
+    release(&b);
+}
+
+static void grouped_queries_whose_missing_part_is_not_certain_are_refused(void **state)
+{
+    const char *const *const files[] = {
+        specs(PAIR("x.q_proj", 2, 8, 6), PAIR("x.v_proj", 2, 3, 6)),
+        specs(PAIR("x.k_proj", 2, 8, 6), PAIR("x.v_proj", 2, 8, 6)),
+        specs(PAIR("x.k_proj", 2, 4, 6)),
+        specs(PAIR("x.q_proj", 2, 8, 6)),
+    };
+    struct built b = {0};
+    open_base(&b, state, specs("x.qkv_proj.weight 16,6"));
+    for (size_t i = 0; i < PF_COUNTOF(files); i++) {
+        assert_ok(open_file(&b, state, files[i]), &b.err);
+        assert_int_equal(resolve(&b), PF_E_MISMATCH);
+        assert_err(&b.err, PF_E_MISMATCH, "'x.qkv_proj.weight', which has 16 rows",
+                   "where this one begins is unknown");
+    }
     release(&b);
 }
 
@@ -111,6 +135,32 @@ static void a_fused_adapter_is_split_over_the_bases_tensors(void **state)
     assert_true(delta_at(v, 3, 5) == cell(up, 2, 15, 0) * cell(down, 6, 0, 5) +
                                          cell(up, 2, 15, 1) * cell(down, 6, 1, 5));
     assert_true(delta_at(delta_on(&b, "x.to_k.bias"), 0, 0) == cell("x.to_qkv.diff_b", 1, 8, 0));
+    release(&b);
+}
+
+/* What adds nothing to a tensor leaves its bytes alone: the proof is max_abs 0, of these rows and no others. */
+static void rows_of_zeros_for_one_part_are_known_to_be_zeros(void **state)
+{
+    struct built b = {0};
+    open_base(&b, state, specs("x.gate_proj.weight 4,6", "x.up_proj.weight 4,6"));
+    assert_ok(
+        open_file(&b, state,
+                  specs("x.gate_up_proj.lora_A.weight 2,6", "x.gate_up_proj.lora_B.weight 8,2")),
+        &b.err);
+    assert_ok(resolve(&b), &b.err);
+    assert_true(delta_on(&b, "x.gate_proj.weight")->max_abs[0] > 0);
+    const char *path = test_path(state, "adapter.safetensors");
+    FILE *f = fopen(path, "r+e");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -4 * 2 * 4, SEEK_END), 0); /* the last rows of B are the last bytes */
+    float zeros[8] = {0};
+    assert_int_equal(fwrite(zeros, sizeof zeros, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+    pf_adapter_close(b.a);
+    assert_ok(pf_adapter_open(path, &b.a, &b.err), &b.err);
+    assert_ok(resolve(&b), &b.err);
+    assert_true(delta_on(&b, "x.gate_proj.weight")->max_abs[0] > 0);
+    assert_true(delta_on(&b, "x.up_proj.weight")->max_abs[0] == 0);
     release(&b);
 }
 
@@ -238,10 +288,12 @@ int main(void)
         in_dir(missing_parts_leave_their_rows_alone),
         in_dir(one_part_alone_is_placed_by_equal_shares),
         in_dir(grouped_queries_take_their_sizes_from_the_file),
-        in_dir(grouped_queries_with_a_part_missing_are_refused),
+        in_dir(grouped_queries_with_one_part_missing_are_placed_by_the_other_two),
+        in_dir(grouped_queries_whose_missing_part_is_not_certain_are_refused),
         in_dir(parts_that_do_not_add_up_are_refused),
         in_dir(kohya_parts_reach_a_fused_base_too),
         in_dir(a_fused_adapter_is_split_over_the_bases_tensors),
+        in_dir(rows_of_zeros_for_one_part_are_known_to_be_zeros),
         in_dir(a_fused_adapter_of_another_size_is_refused),
         in_dir(a_fused_loha_is_split_by_rows),
         in_dir(a_fused_lokr_is_split_only_between_groups_of_w2),
