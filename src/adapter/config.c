@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <strings.h>
 
 #define PATTERNS_MAX   65536u
 #define REGEXES_MAX    256u /* that are more than a path: each is tried against each module */
@@ -102,13 +103,13 @@ static int refuse_init(const struct reader *r)
         return PF_OK;
     struct str s = json_str(v);
     for (size_t i = 0; i < PF_COUNTOF(residual); i++)
-        if (str_starts(s, residual[i]))
+        if (s.n >= strlen(residual[i]) && strncasecmp(s.p, residual[i], strlen(residual[i])) == 0)
             return err_set(r->err, PF_E_UNSUPPORTED,
                            "%s: 'init_lora_weights' is '%.*s': training changed the base too, so "
                            "the factors are wrong on the original; convert the adapter first",
                            r->what, (int)s.n, s.p);
     for (size_t i = 0; i < PF_COUNTOF(harmless); i++)
-        if (str_eqz(s, harmless[i]))
+        if (s.n == strlen(harmless[i]) && strncasecmp(s.p, harmless[i], s.n) == 0)
             return PF_OK;
     return err_set(r->err, PF_E_UNSUPPORTED,
                    "%s: 'init_lora_weights' is '%.*s', which is not known here: it may have "

@@ -10,6 +10,7 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
+#include <strings.h>
 
 /* ------------------------------------------------------------------------------------------------ the scan */
 
@@ -93,13 +94,19 @@ static int nonfinite(const struct ad_tensor *t, const char *path, const uint8_t 
     size_t size = dtype_size(t->dtype);
     for (size_t i = 0; i < n; i++) {
         float v;
+        double exact = 0; /* an f64 may be finite and yet beyond f32 */
         dtype_to_f32(t->dtype, p + i * size, 1, &v);
-        if (!isfinite(v))
+        if (isfinite(v))
+            continue;
+        size_t at = (size_t)(p - t->p) / size + i;
+        if (dtype_scalar_to_double(t->dtype, p + i * size, &exact) && isfinite(exact))
             return err_set(err, PF_E_NONFINITE,
-                           "adapter '%s': tensor '%s' holds %s at element %zu: nothing of it is "
-                           "used",
-                           path, t->name.p, isnan(v) ? "NaN" : "infinity",
-                           (size_t)(p - t->p) / size + i);
+                           "adapter '%s': tensor '%s' holds %g at element %zu, which is beyond "
+                           "f32: nothing of it is used",
+                           path, t->name.p, exact, at);
+        return err_set(err, PF_E_NONFINITE,
+                       "adapter '%s': tensor '%s' holds %s at element %zu: nothing of it is used",
+                       path, t->name.p, isnan(v) ? "NaN" : "infinity", at);
     }
     return PF_OK;
 }
@@ -169,6 +176,10 @@ static int digest_file(struct pf_adapter *a, pf_error *err)
 
 /* ---------------------------------------------------------------------------------------------- which file */
 
+#define FILE_PEFT      "adapter_model.safetensors"
+#define FILE_DIFFUSERS "pytorch_lora_weights.safetensors"
+#define FILE_CONFIG    "adapter_config.json"
+
 struct location {
     char *weights, *config; /* owned; config NULL: none */
 };
@@ -179,10 +190,16 @@ static void location_release(struct location *p)
     mem_free(p->config);
 }
 
+static bool str_ends_nocase(struct str s, const char *suffix)
+{
+    size_t n = strlen(suffix);
+    return s.n >= n && strncasecmp(s.p + s.n - n, suffix, n) == 0;
+}
+
 static bool has_suffix(struct str name, const char *const *suffixes, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (str_ends(name, suffixes[i]))
+        if (str_ends_nocase(name, suffixes[i]))
             return true;
     return false;
 }
@@ -196,7 +213,8 @@ static int refuse_kind(const char *path, pf_error *err)
                        "adapter '%s' is a pickle file, which can run code when it is read: convert "
                        "it to .safetensors",
                        path);
-    if (str_ends(base, ".gguf"))
+    static const char *const gguf[] = {".gguf"};
+    if (has_suffix(base, gguf, 1))
         return err_set(err, PF_E_UNSUPPORTED,
                        "adapter '%s' is a GGUF file: use the .safetensors it was made from", path);
     return PF_OK;
@@ -223,11 +241,11 @@ static int locate_directory(const char *dir, struct location *out, pf_error *err
 {
     static const char *const others[] = {"adapter_model.bin", "pytorch_lora_weights.bin"};
     char *second = NULL;
-    int rc = join_if_there(dir, "adapter_model.safetensors", &out->weights, err);
+    int rc = join_if_there(dir, FILE_PEFT, &out->weights, err);
     if (rc == PF_OK)
-        rc = join_if_there(dir, "pytorch_lora_weights.safetensors", &second, err);
+        rc = join_if_there(dir, FILE_DIFFUSERS, &second, err);
     if (rc == PF_OK)
-        rc = join_if_there(dir, "adapter_config.json", &out->config, err);
+        rc = join_if_there(dir, FILE_CONFIG, &out->config, err);
     if (rc != PF_OK)
         goto out;
     if (out->weights != NULL && second != NULL) {
@@ -258,8 +276,12 @@ out:
     return rc;
 }
 
-/* A PEFT file named by itself keeps the config beside it: without it its scale would be another. */
-static int locate_file(const char *path, struct location *out, pf_error *err)
+/*
+ * A file named by itself keeps the config that its directory would give it: without it its scale would be another. Beside a file
+ * of any other name the config is someone else's, and *out_is_passed_by says that there is one.
+ */
+static int locate_file(const char *path, struct location *out, bool *out_is_passed_by,
+                       pf_error *err)
 {
     int rc = refuse_kind(path, err);
     if (rc != PF_OK)
@@ -267,23 +289,28 @@ static int locate_file(const char *path, struct location *out, pf_error *err)
     out->weights = mem_strdup(path);
     if (out->weights == NULL)
         return err_nomem(err, strlen(path), "a path");
-    if (!str_eqz(path_base(path), "adapter_model.safetensors"))
-        return PF_OK;
+    struct str base = path_base(path);
+    bool is_own = str_eqz(base, FILE_PEFT) || str_eqz(base, FILE_DIFFUSERS);
     char *dir = path_dir(path);
     if (dir == NULL)
         return err_nomem(err, strlen(path), "a path");
-    rc = join_if_there(dir, "adapter_config.json", &out->config, err);
+    rc = join_if_there(dir, FILE_CONFIG, &out->config, err);
     mem_free(dir);
+    if (rc == PF_OK && !is_own && out->config != NULL) {
+        *out_is_passed_by = true;
+        mem_free(out->config);
+        out->config = NULL;
+    }
     return rc;
 }
 
-static int locate(const char *path, struct location *out, pf_error *err)
+static int locate(const char *path, struct location *out, bool *out_is_passed_by, pf_error *err)
 {
     switch (file_kind(path)) {
     case FILE_DIRECTORY:
         return locate_directory(path, out, err);
     case FILE_REGULAR:
-        return locate_file(path, out, err);
+        return locate_file(path, out, out_is_passed_by, err);
     case FILE_ABSENT:
         return err_set(err, PF_E_NOTFOUND, "adapter '%s' does not exist", path);
     default:
@@ -328,7 +355,13 @@ int source_open(struct pf_adapter *a, const char *path, pf_error *err)
     struct location place = {NULL, NULL};
     char *config = NULL;
     size_t n_config = 0;
-    int rc = locate(path, &place, err);
+    bool is_passed_by = false;
+    int rc = locate(path, &place, &is_passed_by, err);
+    if (is_passed_by)
+        notes_addf(&a->notes,
+                   "warning: the %s beside it is not read: it is that of a file named " FILE_PEFT
+                   " or " FILE_DIFFUSERS,
+                   FILE_CONFIG);
     if (rc == PF_OK && place.config != NULL)
         rc = file_read_all(place.config, AD_CONFIG_BYTES_MAX, &config, &n_config, err);
     if (rc == PF_OK) {

@@ -269,6 +269,7 @@ static void fields_that_ask_for_nothing_are_fine(void **state)
         "indices\":null,\"loftq_config\":{},\"target_modules\":\"all-linear\"}",
         1, 1);
     check_scales(state, "{\"r\":4,\"lora_alpha\":4,\"init_lora_weights\":\"gaussian\"}", 1, 1);
+    check_scales(state, "{\"r\":4,\"lora_alpha\":4,\"init_lora_weights\":\"Gaussian\"}", 1, 1);
 }
 
 static void broken_configs_are_format_errors(void **state)

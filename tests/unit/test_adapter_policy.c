@@ -146,6 +146,8 @@ static void factors_that_disagree_among_themselves_show_both_shapes(void **state
               PF_E_MISMATCH, "[2, 7]", "same columns");
     one_error(state, specs("x.lokr_w1 2,2", "x.lokr_w2_a 2,1", "x.lokr_w2_b 2,3"), PF_E_MISMATCH,
               "'x.lokr_w2_a' is [2, 1]", "'x.lokr_w2_b' is [2, 3]");
+    one_error(state, specs("x.lora_down.weight 18,6,3,3", "x.lora_up.weight 4,2,3,3"),
+              PF_E_MISMATCH, "'x.lora_up.weight' is [4, 2, 3, 3]", "is a matrix");
     one_error(state, specs("x.lora_A.weight 2,6", "x.lora_B.weight 4,2", "x.lora_B.bias 5"),
               PF_E_MISMATCH, "'x.lora_B.bias' is [5]", "one number for each row");
     one_error(state, specs("x.lora_A.weight 12", "x.lora_B.weight 4,12"), PF_E_MISMATCH,
@@ -337,6 +339,8 @@ static void nan_and_infinity_in_factors_name_the_tensor(void **state)
     for (size_t i = 0; i < PF_COUNTOF(bad); i++)
         one_error(state, specs(bad[i], "x.lora_B.weight 4,2"), PF_E_NONFINITE, "'x.lora_A.weight'",
                   "element 0");
+    one_error(state, specs("x.lora_A.weight 2,6 F64 =1e300", "x.lora_B.weight 4,2"), PF_E_NONFINITE,
+              "1e+300", "beyond f32");
     one_error(state, specs("x.diff_b 4 F32 =nan"), PF_E_NONFINITE, "'x.diff_b'", "NaN");
 }
 
@@ -408,7 +412,7 @@ static void a_file_without_any_factor_is_refused(void **state)
 
 static void files_of_other_kinds_are_refused_by_name(void **state)
 {
-    static const char *const names[] = {"a.bin", "a.pt", "a.pth", "a.ckpt", "a.pkl"};
+    static const char *const names[] = {"a.bin", "a.pt", "a.pth", "a.ckpt", "a.pkl", "A.CKPT"};
     struct built b = {0};
     for (size_t i = 0; i < PF_COUNTOF(names); i++) {
         write_file(test_path(state, names[i]), "x", 1);
@@ -421,6 +425,31 @@ static void files_of_other_kinds_are_refused_by_name(void **state)
     assert_err(&b.err, PF_E_UNSUPPORTED, "a.gguf", "GGUF");
     assert_int_equal(pf_adapter_open(test_path(state, "absent"), &b.a, &b.err), PF_E_NOTFOUND);
     assert_err(&b.err, PF_E_NOTFOUND, "absent", "does not exist");
+    release(&b);
+}
+
+/* One adapter, one scale, whether its directory or its file is named; a config that is not the file's own is not used silently. */
+static void a_file_named_by_itself_keeps_the_config_that_its_directory_would_give_it(void **state)
+{
+    static const char *const own[] = {"d/adapter_model.safetensors",
+                                      "d/pytorch_lora_weights.safetensors"};
+    static const char config[] = "{\"r\":2,\"lora_alpha\":8}";
+    struct built b = {0};
+    assert_int_equal(mkdir(test_path(state, "d"), 0777), 0);
+    write_file(test_path(state, "d/adapter_config.json"), config, strlen(config));
+    for (size_t i = 0; i < PF_COUNTOF(own); i++) {
+        struct pf_adapter_module m;
+        save_tensors(test_path(state, own[i]), specs(PAIR0), NULL, NULL);
+        assert_ok(pf_adapter_open(test_path(state, own[i]), &b.a, &b.err), &b.err);
+        pf_adapter_module(b.a, 0, &m);
+        assert_true(m.scale == 4);
+        assert_null(adapter_note_with(&b, "is not read"));
+        pf_adapter_close(b.a);
+    }
+    save_tensors(test_path(state, "d/style.safetensors"), specs(PAIR0), NULL, NULL);
+    assert_ok(pf_adapter_open(test_path(state, "d/style.safetensors"), &b.a, &b.err), &b.err);
+    assert_non_null(adapter_note_with(&b, "adapter_config.json"));
+    assert_non_null(adapter_note_with(&b, "is not read"));
     release(&b);
 }
 
@@ -532,6 +561,7 @@ int main(void)
         in_dir(refused_leaves_are_named_with_the_reason),
         in_dir(a_file_without_any_factor_is_refused),
         in_dir(files_of_other_kinds_are_refused_by_name),
+        in_dir(a_file_named_by_itself_keeps_the_config_that_its_directory_would_give_it),
         in_dir(directories_hold_one_adapter),
         in_dir(unaligned_factors_are_read_where_they_lie),
         in_dir(the_digest_follows_bytes_and_arithmetic_alone),
