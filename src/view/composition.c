@@ -8,6 +8,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,6 +136,16 @@ static bool add_note(struct comp_priv *p, const char *path, const char *text)
     return true;
 }
 
+/* Strength times scale is 0 in f32, though neither is. */
+static bool add_lost_note(struct comp_priv *p, const struct comp_entry *e, size_t n_lost)
+{
+    char text[128];
+    snprintf(text, sizeof text,
+             "warning: strength %g adds nothing to %zu of %zu places: it vanishes in f32",
+             e->strength, n_lost, e->res.n_deltas);
+    return add_note(p, adapter_path(e->adapter), text);
+}
+
 /* ----------------------------------------------------------------------------------------- resolve */
 
 static int check_lora(const struct pf_lora *l, size_t i, pf_error *err)
@@ -213,6 +224,7 @@ static int collect_uses(struct pf_composition *comp, struct use **out_uses, size
         return err_nomem(err, n_max * sizeof *uses, "the deltas of a composition");
     for (size_t i = 0; i < comp->n_entries; i++) {
         const struct comp_entry *e = &comp->entries[i];
+        size_t n_lost = 0;
         for (size_t j = 0; j < e->res.n_deltas; j++, i_order++) {
             const struct delta *d = &e->res.deltas[j];
             double wanted = e->strength * d->scale;
@@ -224,9 +236,14 @@ static int collect_uses(struct pf_composition *comp, struct use **out_uses, size
                                "strength or the alpha",
                                e->strength, d->scale, d->key);
             }
+            n_lost += s == 0 && e->strength != 0 && d->scale != 0;
             if (s == 0 || delta_is_zero(d))
                 continue;
             uses[n++] = (struct use){d->i_tensor, i_order, {.delta = d, .s = s}};
+        }
+        if (n_lost > 0 && !add_lost_note(comp->priv, e, n_lost)) {
+            mem_free(uses);
+            return err_nomem(err, 0, "a note");
         }
     }
     qsort(uses, n, sizeof *uses, cmp_use);

@@ -60,6 +60,29 @@ static void read_whole(struct pf_reader *r, uint32_t i_tensor, int32_t format, v
     assert_ok(pf_reader_read(r, &p, format, out, n, &err), &err);
 }
 
+/* Nothing is dropped without a word: not even what f32 cannot hold. */
+static void a_strength_that_vanishes_in_f32_is_said(void **state)
+{
+    struct fixture f;
+    pf_error err;
+    struct pf_composition_info info;
+    struct pf_composition *comp = NULL;
+    bool is_said = false;
+    (void)state;
+    open_fixture(&f, PF_MERGE_BASE);
+    struct pf_lora l = {.adapter = f.noto, .strength = 1e-50};
+    assert_ok(pf_composition_new(f.ckpt, &l, 1, NULL, &comp, &err), &err);
+    pf_composition_info(comp, &info);
+    assert_int_equal(info.n_tensors_changed, 0);
+    const char *note;
+    for (uint32_t i = 0; (note = pf_composition_note(comp, i)) != NULL; i++)
+        is_said |= strstr(note, "noto") != NULL && strstr(note, "1e-50") != NULL &&
+                   strstr(note, "adds nothing") != NULL;
+    assert_true(is_said);
+    pf_composition_free(comp);
+    close_fixture(&f);
+}
+
 static void panels_of_any_shape_are_pieces_of_one_tensor(void **state)
 {
     struct fixture f;
@@ -338,6 +361,7 @@ static void C93_anonymous_memory_stays_flat(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        in_dir(a_strength_that_vanishes_in_f32_is_said),
         in_dir(panels_of_any_shape_are_pieces_of_one_tensor),
         in_dir(the_base_view_shows_the_bytes_of_the_file),
         in_dir(C1_a_thousand_cycles_later_the_base_is_the_base),
