@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,6 +30,7 @@
 
 #define ROOT_CACHE_DIR  "/var/cache/pageflip"
 #define N_CREW_MAX      64
+#define N_OTHER_FDS     512
 #define N_LISTENERS_MAX 64
 #define N_EVENT_BYTES   ((size_t)256 << 10)
 #define N_HEADER_BYTES  16384
@@ -112,6 +114,24 @@ static int open_auth(struct service *s, pf_error *err)
         log_at(PF_LOG_WARN, "API key file '%s' can be read by others (mode %03o): chmod 600 it",
                o->key_path, (unsigned)(st.st_mode & 0777));
     return auth_new(&auth_opts, &s->auth, err);
+}
+
+/* Descriptors for every connection, and enough beside them for weights, adapters and overlays. */
+static void raise_descriptors(struct server_opts *o)
+{
+    struct rlimit limit;
+    rlim_t want = (rlim_t)o->n_connections_max + N_OTHER_FDS;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= want)
+        return;
+    limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
+    (void)setrlimit(RLIMIT_NOFILE, &limit); /* up to the hard limit anybody may */
+    if (limit.rlim_cur >= want)
+        return;
+    o->n_connections_max =
+        limit.rlim_cur > 2 * N_OTHER_FDS ? (uint32_t)limit.rlim_cur - N_OTHER_FDS : N_OTHER_FDS / 8;
+    log_at(PF_LOG_WARN, "only %llu descriptors are allowed: %u connections at a time",
+           (unsigned long long)limit.rlim_cur, o->n_connections_max);
 }
 
 /* ---------------------------------------------------------------------------------------------- opening */
@@ -411,6 +431,7 @@ int server_run(const struct server_opts *opts, bool *out_is_cut, pf_error *err)
     (void)sigaddset(&set, SIGINT);
     (void)pthread_sigmask(SIG_BLOCK, &set, &before); /* inherited by every thread from here on */
     (void)signal(SIGPIPE, SIG_IGN);
+    raise_descriptors(&o);
     rc = check_opts(&o, err);
     if (!rc)
         rc = open_all(s, err);

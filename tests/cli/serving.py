@@ -5,6 +5,7 @@ import base64
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -47,17 +48,22 @@ class Reply:
 class Server:
     """tcp: listen on a free port instead of a socket. Not started well: `status` and `err` say why."""
 
-    def __init__(self, *args, tcp=False, path=None, env=None):
+    def __init__(self, *args, tcp=False, path=None, env=None, limits=None):
         self.dir = tempfile.mkdtemp(prefix="pf-serve-")
         self.path = None if tcp else path or os.path.join(self.dir, "s")
         where = ["--port", "0"] if tcp else ["--socket", self.path]
         if "--cache-dir" not in args:
             where += ["--cache-dir", os.path.join(self.dir, "cache")]
+        def set_limits():
+            for what, both in (limits or {}).items():
+                resource.setrlimit(what, both)
+
         self.log_path = os.path.join(self.dir, "log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 [PAGEFLIP, "serve", "--json", *(() if "--user" in args else ("--user", "root")), *where, *map(str, args)],
-                stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+                stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})},
+                preexec_fn=set_limits if limits else None)
         line = self.process.stdout.readline()
         if line.strip() == b"{":  # an error, over several lines
             line += self.process.stdout.read()

@@ -1,6 +1,7 @@
 """The process: who it runs as, what it logs, how it tells its manager, how it starts again on its cache after a kill."""
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -32,6 +33,12 @@ class Process(unittest.TestCase):
         self.assertEqual((line["method"], line["path"], line["status"]), ("GET", "/nowhere", 404))
         self.assertGreaterEqual(line["ms"], 0)
         self.assertGreater(line["bytes"], 50)
+
+    def test_few_descriptors_mean_few_connections(self):
+        server = self.start("--connections", "1000", limits={resource.RLIMIT_NOFILE: (100, 600)})
+        self.assertIn("only 600 descriptors are allowed: 64 connections", server.log())
+        self.assertEqual(server.get("/health").status, 200)
+        self.assertEqual(self.start("--connections", "1000", limits={resource.RLIMIT_NOFILE: (100, 4000)}).log(), "")
 
     def test_no_log(self):
         server = self.start("--log", "none")
