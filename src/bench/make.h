@@ -12,9 +12,6 @@
  *   dit    a model directory with a DiTTransformer2DModel in pixel space, of about 8 GB x X: width 64 round(32 X^(1/3)), heads of
  *          64, as many blocks as that takes; 32x32 RGB, patch 4, 64 classes.
  *   emoji  the same with the geometry of the bundled model; ceil(8 X) blocks.
- *
- * With `rank`, what is made is an adapter for that shape: its linears in blocks (h3: the four; else attention, feed-forward and
- * norm1.linear).
  */
 #ifndef PF_BENCH_MAKE_H
 #define PF_BENCH_MAKE_H
@@ -31,6 +28,8 @@ struct bench_make_report {
     double seconds;
 };
 
+/* With `rank`, what is made is an adapter for that shape: its linears in blocks (h3: the four; else attention, feed-forward and
+ * norm1.linear). */
 struct bench_make_opts {
     uint32_t size;
     const char *shape; /* "h3", "dit", "emoji" */
