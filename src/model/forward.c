@@ -102,11 +102,12 @@ static void fill_positions(const struct dit_config *c, float *out)
     for (int64_t i = 0; i < quarter; i++) {
         double freq = pow(10000.0, -(double)i / (double)quarter);
         for (int64_t t = 0; t < c->n_tokens; t++) {
+            int64_t row = t / side, column = t % side;
             float *p = out + t * c->dim + i;
-            p[0] = (float)sin((double)(t % side) * freq);
-            p[quarter] = (float)cos((double)(t % side) * freq);
-            p[2 * quarter] = (float)sin((double)(t / side) * freq);
-            p[3 * quarter] = (float)cos((double)(t / side) * freq);
+            p[0] = (float)sin((double)column * freq);
+            p[quarter] = (float)cos((double)column * freq);
+            p[2 * quarter] = (float)sin((double)row * freq);
+            p[3 * quarter] = (float)cos((double)row * freq);
         }
     }
 }

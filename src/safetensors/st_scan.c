@@ -291,7 +291,7 @@ static bool skip_digits(struct scan *s)
     return true;
 }
 
-static bool skip_byte(struct scan *s, char a, char b)
+static bool skip_byte(struct scan *s, unsigned char a, unsigned char b)
 {
     if (s->i >= s->n || (s->p[s->i] != a && s->p[s->i] != b))
         return false;

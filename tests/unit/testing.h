@@ -20,20 +20,31 @@
 #include "pageflip.h"
 
 #include <ftw.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
 
 /* ------------------------------------------------------------------------------------- a directory per test */
 
 #define in_dir(test) cmocka_unit_test_setup_teardown(test, test_dir_setup, test_dir_teardown)
 
-/* Makes an empty directory under TMPDIR (or /tmp); *state is its path. */
+/* TMPDIR, else /tmp; /var/tmp where /tmp lies in memory, as mapped files would be counted as anonymous memory there. */
+static PF_UNUSED const char *test_tmp(void)
+{
+    struct statfs fs;
+    const char *tmp = getenv("TMPDIR");
+    if (tmp != NULL)
+        return tmp;
+    return statfs("/tmp", &fs) == 0 && fs.f_type == TMPFS_MAGIC ? "/var/tmp" : "/tmp";
+}
+
+/* Makes an empty directory under test_tmp(); *state is its path. */
 static PF_UNUSED int test_dir_setup(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
     char template[1024];
-    int n = snprintf(template, sizeof(template), "%s/pf-test-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    int n = snprintf(template, sizeof(template), "%s/pf-test-XXXXXX", test_tmp());
     if (n < 0 || (size_t)n >= sizeof(template) || mkdtemp(template) == NULL)
         return -1;
     *state = strdup(template);
