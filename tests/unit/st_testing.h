@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -23,6 +24,12 @@
 #include "base/str.h"
 #include "safetensors/st_int.h"
 #include "tensor/dtype.h"
+
+/* CPU seconds of this process: what a busy machine does not make longer. For growth that a test must notice, not for speed. */
+static inline double test_cpu_seconds(void)
+{
+    return (double)clock() / CLOCKS_PER_SEC;
+}
 
 /* 8 bytes of length, n_json bytes of header, n_data bytes 0, 1, 2, ... Appended to out. */
 static inline void st_bytes(struct strbuf *out, const char *json, size_t n_json, size_t n_data)

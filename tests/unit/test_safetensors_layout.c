@@ -321,7 +321,7 @@ static void a_hundred_thousand_names_are_laid_out_quickly(void **state)
     struct st_layout *l = layout();
     struct strbuf b;
     struct st_header *h;
-    uint64_t t0 = clock_ns();
+    double t = test_cpu_seconds();
     char name[64];
     uint32_t i;
     (void)state;
@@ -332,9 +332,9 @@ static void a_hundred_thousand_names_are_laid_out_quickly(void **state)
         assert_int_equal(st_layout_meta(l, str_of(name), str_of("x"), NULL), PF_OK);
     }
     h = read_back(l, 4096, &b);
-    print_message("100,000 tensors and metadata keys, there and back: %.3f s\n",
-                  (double)(clock_ns() - t0) * 1e-9);
-    assert_true(clock_ns() - t0 < 5000000000u);
+    t = test_cpu_seconds() - t;
+    print_message("100,000 tensors and metadata keys, there and back: %.3f s\n", t);
+    assert_true(t < 5.0);
     assert_int_equal(st_header_n_tensors(h), 100000);
     st_header_free(h);
     st_layout_free(l);
