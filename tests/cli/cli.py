@@ -80,6 +80,15 @@ def lora(module, n_out, n_in, rank=2, scale=0.01, alpha=1):
     return tensors
 
 
+def say_skip(result, test, reason, add_skip=unittest.TextTestResult.addSkip):
+    """Each skip is a line that ./test collects."""
+    print(f"SKIP: {test.id().removeprefix('__main__.')}: {reason}", flush=True)
+    add_skip(result, test, reason)
+
+
+unittest.TextTestResult.addSkip = say_skip
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="pf-cli-")

@@ -105,8 +105,7 @@ class Environments(Parts):
 class Mpi(Parts):
     def setUp(self):
         if not MPIRUN:
-            print("SKIP: mpirun is not installed: merge --part auto is not tried under it", flush=True)
-            self.skipTest("no mpirun")
+            self.skipTest("mpirun is not installed: merge --part auto is not tried under it")
         super().setUp()
 
     def mpirun(self, *apps):

@@ -19,8 +19,8 @@ static void two_engines_stay_within_256_mib(void **state)
     assert_ok(bench_memory_run(&o, &result, &err), &err);
     bench_memory_print(result, stdout);
     if (!json_z(json_get(result, "group")))
-        print_message(
-            "SKIP: no memory control group can be made here: the memory test ran without one\n");
+        print_message("SKIP: bench_memory group: no memory control group can be made here: the "
+                      "memory test ran without one\n");
     assert_true(bench_number(result, "h3_bytes") > 1.9e9);
     assert_true(bench_number(result, "dit_bytes") > 0.4e9);
     assert_true(bench_number(result, "overlay_bytes") > 1.4e9);

@@ -60,8 +60,8 @@ static void reads_what_is_not_kept_in_a_group(void **state)
     pf_error why;
     if (cgroup_make(&g, 256 * MIB, &why)) {
         print_message("%s\n", why.msg);
-        print_message(
-            "SKIP: no memory control group can be made here: streaming ran without one\n");
+        print_message("SKIP: bench_stream group: no memory control group can be made here: "
+                      "streaming ran without one\n");
         skip();
     }
     cgroup_remove(&g);

@@ -252,7 +252,7 @@ static void C99_an_adapter_is_read_once(void **state)
     assert_ok(pf_engine_load(f.engine, "twin", path, &err), &err);
     uint64_t n_loaded = proc_read_bytes() - n0, anon = proc_anon_bytes();
     if (fs.f_type == 0x01021994 || n_loaded < n_file / 2) {
-        print_message("SKIP: reads are not counted here (%s)\n",
+        print_message("SKIP: engine_memory reads: they are not counted here (%s)\n",
                       fs.f_type == 0x01021994 ? "tmpfs" : "the file stayed in the page cache");
         close_engine(&f);
         skip();

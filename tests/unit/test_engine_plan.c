@@ -256,7 +256,7 @@ static void the_transformer_is_kept_before_the_text_encoder(void **state)
 static void residents_say_whether_they_are_locked(void **state)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    print_message("SKIP: sanitizers make mlock do nothing and succeed\n");
+    print_message("SKIP: engine_plan mlock: sanitizers make mlock do nothing and succeed\n");
     skip();
 #endif
     pid_t pid = fork();
@@ -344,12 +344,13 @@ static void v1_for_real(void **state)
     snprintf(dir, sizeof dir, "/sys/fs/cgroup/memory/pf-test-%d", (int)getpid());
     snprintf(limit, sizeof limit, "%llu", (unsigned long long)(GROUP_MIB * MIB));
     if (mkdir(dir, 0755) != 0) {
-        print_message("SKIP: no v1 memory group can be made here (%s)\n", strerror(errno));
+        print_message("SKIP: engine_plan cgroup v1: no v1 memory group can be made here (%s)\n",
+                      strerror(errno));
         skip();
     }
     if (!write_at(dir, "memory.limit_in_bytes", limit)) {
         rmdir(dir);
-        print_message("SKIP: a v1 memory group takes no limit here\n");
+        print_message("SKIP: engine_plan cgroup v1: a v1 memory group takes no limit here\n");
         skip();
     }
     fflush(NULL);
