@@ -20,15 +20,41 @@ double module_scale(const struct ad_module *m, bool has_alpha, double alpha)
 
 /* --------------------------------------------------------------------------------------- which config, which value */
 
-/* The pattern paths of a module: what remains of its name behind each prefix. */
-static double pattern_value(const struct ad_patterns *patterns, const struct ad_module *m,
+struct paths {
+    struct str items[AD_CANDIDATES_MAX];
+    size_t n;
+};
+
+/* What patterns are matched against: behind PEFT's own prefix, or that of the config's component, exactly the path that PEFT
+ * saw; any other prefix may be the model's or the file's, and with and without it are tried. */
+static struct paths pattern_paths(const struct ad_config *cfg, const struct ad_module *m)
+{
+    static const char wrapper[] = "base_model.model.";
+    struct ad_candidate c[AD_CANDIDATES_MAX];
+    struct paths out = {.n = dialect_candidates(m->name, c)};
+    for (size_t k = 0; k < out.n; k++) {
+        out.items[k] = c[k].path;
+        if (str_starts(c[k].path, wrapper)) {
+            out.items[0] = str_cut_front(c[k].path, sizeof wrapper - 1);
+            out.n = 1;
+            return out;
+        }
+    }
+    size_t n = cfg->component.n;
+    if (n > 0 && m->name.n > n && m->name.p[n] == '.' &&
+        memcmp(m->name.p, cfg->component.p, n) == 0) {
+        out.items[0] = str_cut_front(m->name, n + 1);
+        out.n = 1;
+    }
+    return out;
+}
+
+static double pattern_value(const struct ad_patterns *patterns, const struct paths *paths,
                             double otherwise)
 {
-    struct ad_candidate c[AD_CANDIDATES_MAX];
-    size_t n = patterns->n > 0 ? dialect_candidates(m->name, c) : 0;
     for (size_t i = 0; i < patterns->n; i++)
-        for (size_t k = n; k-- > 0;)
-            if (pattern_matches(&patterns->items[i], c[k].path))
+        for (size_t k = paths->n; k-- > 0;)
+            if (pattern_matches(&patterns->items[i], paths->items[k]))
                 return patterns->items[i].value;
     return otherwise;
 }
@@ -154,8 +180,9 @@ static int add_config(struct gather *g, const struct ad_config *cfg)
     int rc = check_type(g->a, m, cfg, g->err);
     if (rc != PF_OK)
         return rc;
-    double r = pattern_value(&cfg->ranks, m, cfg->r);
-    double alpha = pattern_value(&cfg->alphas, m, cfg->alpha);
+    struct paths paths = pattern_paths(cfg, m);
+    double r = pattern_value(&cfg->ranks, &paths, cfg->r);
+    double alpha = pattern_value(&cfg->alphas, &paths, cfg->alpha);
     for (int i = 0; i < 2; i++)
         if (m->rank[i] > 0 && (double)m->rank[i] != r && (i == 0 || m->rank[0] != m->rank[1]))
             add_wrong_rank(g, m->rank[i], r, cfg->what);

@@ -156,6 +156,42 @@ static void check_metadata(void **state, const char *prefix, const char *metadat
     release(&b);
 }
 
+/* PEFT matches the path inside the model that it wrapped: `transformer.` belongs to it here, `base_model.model.` never does. */
+static void patterns_see_the_path_that_peft_saw(void **state)
+{
+    static const struct {
+        const char *pattern;
+        double scale;
+    } cases[] = {{"^transformer.h.0.a", 0.5},
+                 {"h.0.a", 0.5},
+                 {"a", 0.5},
+                 {"^h.0.a", 1},
+                 {"^base_model.model.transformer.h.0.a", 1},
+                 {"model.transformer.h.0.a", 1},
+                 {"^base.*", 1}};
+    struct built b = {0};
+    for (size_t i = 0; i < PF_COUNTOF(cases); i++) {
+        char config[256];
+        struct pf_adapter_module m;
+        snprintf(config, sizeof config, "{\"r\":4,\"lora_alpha\":4,\"alpha_pattern\":{\"%s\":2}}",
+                 cases[i].pattern);
+        assert_ok(open_peft(&b, state,
+                            specs("base_model.model.transformer.h.0.a.lora_A.weight 4,6",
+                                  "base_model.model.transformer.h.0.a.lora_B.weight 4,4"),
+                            config),
+                  &b.err);
+        pf_adapter_module(b.a, 0, &m);
+        if (m.scale != cases[i].scale)
+            print_error("pattern '%s'\n", cases[i].pattern);
+        assert_true(m.scale == cases[i].scale);
+    }
+    release(&b);
+    check_metadata(state, "transformer.",
+                   "{\"transformer.r\":4,\"transformer.lora_alpha\":4,\"transformer.alpha_"
+                   "pattern\":{\"^transformer.blocks.0.a\":2}}",
+                   1);
+}
+
 static void lora_adapter_metadata_is_read_plain_and_prefixed(void **state)
 {
     check_metadata(state, "transformer.", "{\"transformer.r\":4,\"transformer.lora_alpha\":6}",
@@ -305,6 +341,7 @@ int main(void)
         in_dir(what_has_no_exact_counterpart_is_refused_naming_the_pattern),
         in_dir(the_config_gives_the_scale),
         in_dir(an_explicit_alpha_keeps_the_root_of_rslora),
+        in_dir(patterns_see_the_path_that_peft_saw),
         in_dir(lora_adapter_metadata_is_read_plain_and_prefixed),
         in_dir(metadata_of_another_layout_is_refused_rather_than_read_as_defaults),
         in_dir(a_component_without_metadata_is_silent),
