@@ -287,7 +287,7 @@ PF_API bool pf_composition_changes(const struct pf_composition *comp, uint32_t i
 
 /* How much of what was asked for survives rounding to the base dtype. DESIGN: sum(applied x wanted) / sum(wanted^2). */
 struct pf_fidelity {
-    double survival; /* 1 when nothing is lost; 1 for PF_MERGE_F32 */
+    double survival; /* 1 when nothing is lost; for PF_MERGE_F32 1 up to its own rounding */
     double
         fraction_changed; /* of the elements of changed tensors, those whose bits differ from the base */
     uint64_t n_elements; /* looked at: all up to 2^20, else rows at a fixed stride */
@@ -565,6 +565,8 @@ struct pf_engine_status {
     char plan_note[512];      /* the plan in a sentence: numbers and reasons */
     uint64_t anon_bytes;
     uint64_t n_changes, n_builds, n_adoptions;
+    uint64_t n_build_failures, n_evictions;
+    uint64_t n_merged_bytes; /* of all panels that this process merged, streamed or built */
 };
 PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *out_status);
 

@@ -129,6 +129,7 @@ static void settle_failure(struct pf_engine *e, struct served *s, int rc, const 
         return;
     if (rc != PF_E_CANCELLED) {
         s->is_build_failed = true;
+        e->n_build_failures++;
         note_failure(e, why);
     } else if (atomic_load(&e->is_build_refused)) {
         s->is_build_failed = s->is_build_cancelled = true;

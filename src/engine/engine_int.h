@@ -127,7 +127,7 @@ struct pf_engine {
     uint64_t i_clock;
     struct resident_set *residents; /* never NULL once open; its items are guarded by mu */
     char cache_note[512];
-    uint64_t n_changes, n_builds, n_adoptions;
+    uint64_t n_changes, n_builds, n_adoptions, n_build_failures;
 
     pthread_t thread;
     bool has_thread, is_ending, is_idle;

@@ -44,6 +44,9 @@ void pf_engine_status(struct pf_engine *e, struct pf_engine_status *s)
     s->n_changes = e->n_changes;
     s->n_builds = e->n_builds;
     s->n_adoptions = e->n_adoptions;
+    s->n_build_failures = e->n_build_failures;
+    s->n_evictions = e->store ? overlay_store_n_evicted(e->store) : 0;
+    s->n_merged_bytes = merge_n_bytes();
     pthread_mutex_unlock(&e->mu);
 }
 

@@ -14,12 +14,17 @@
 #include "merge/merge_int.h"
 #include "tensor/dtype.h"
 
-static _Atomic uint64_t n_panels;
+static _Atomic uint64_t n_panels, n_bytes;
 
 uint64_t merge_n_panels(void)
 {
     /* relaxed: a statistic, ordered by nothing */
     return atomic_load_explicit(&n_panels, memory_order_relaxed);
+}
+
+uint64_t merge_n_bytes(void)
+{
+    return atomic_load_explicit(&n_bytes, memory_order_relaxed);
 }
 
 int scratch_new(const struct kernel *kernel, struct merge_scratch **out, pf_error *err)
@@ -168,8 +173,11 @@ void merge_read(const struct merge_target *t, const struct merge_panel *panel, b
         is_touched = is_touched || is_covered;
         i = end;
     }
-    if (is_touched)
+    if (is_touched) {
         atomic_fetch_add_explicit(&n_panels, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&n_bytes, (uint64_t)(panel->n_rows * panel->n_cols) * n_out,
+                                  memory_order_relaxed);
+    }
     fp_leave(env);
 }
 

@@ -49,6 +49,7 @@ void merge_read(const struct merge_target *t, const struct merge_panel *panel, b
 
 /* Counts the panels that merge_read computed with at least one term: tests assert 0 where an overlay serves. */
 uint64_t merge_n_panels(void);
+uint64_t merge_n_bytes(void); /* what those panels delivered */
 
 /* The largest magnitude of W + total that the terms allow is finite in out_dtype, by the bound of DESIGN 4 where that decides, else by
  * computing. PF_E_OVERFLOW names `name`. pool may be NULL. */

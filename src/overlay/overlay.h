@@ -34,6 +34,7 @@ int overlay_store_open(const char *dir, uint64_t n_budget_bytes, struct overlay_
 void overlay_store_close(struct overlay_store *s);
 const char *overlay_store_dir(const struct overlay_store *s);
 uint64_t overlay_store_budget(const struct overlay_store *s);
+uint64_t overlay_store_n_evicted(const struct overlay_store *s); /* through this object */
 
 /*
  * Gives ckpt its content id before anybody asks for it: remembered if the files have the stat stamps that they had then, so that an

@@ -21,6 +21,7 @@
 struct overlay_store {
     char *dir;
     uint64_t n_budget_bytes;
+    _Atomic uint64_t n_evicted;
     pthread_mutex_t mu; /* guards proofs */
     /* Bases that were rechecked for an entry of a cache that cannot be written, each a digest of both; a ring. */
     struct digest proofs[N_PROOFS];

@@ -2,6 +2,7 @@
  * Entries as a whole: listing, evicting, and making room in the budget and on the disk. Called by the builder, the engine and
  * `pageflip cache`. Must never remove an entry that any process has mapped or builds, and evicts nothing in vain.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -136,6 +137,7 @@ int overlay_evict(struct overlay_store *s, struct digest digest, pf_error *err)
     if (rc == PF_OK) {
         remove_lock_file(s, digest, "use");
         remove_lock_file(s, digest, "build");
+        atomic_fetch_add_explicit(&s->n_evicted, 1, memory_order_relaxed); /* a statistic */
     }
     file_lock_release(&use);
     file_lock_release(&build);

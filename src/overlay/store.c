@@ -3,6 +3,7 @@
  * agree by locks. Called by the engine and by `pageflip cache`. Must never remove what any process has mapped or is building.
  */
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -212,6 +213,11 @@ void overlay_store_close(struct overlay_store *s)
 const char *overlay_store_dir(const struct overlay_store *s)
 {
     return s->dir;
+}
+
+uint64_t overlay_store_n_evicted(const struct overlay_store *s)
+{
+    return atomic_load_explicit(&s->n_evicted, memory_order_relaxed);
 }
 
 uint64_t overlay_store_budget(const struct overlay_store *s)

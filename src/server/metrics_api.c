@@ -120,6 +120,12 @@ static void write_engine(const struct pf_engine_status *e, struct strbuf *out)
     one(out, "pageflip_overlay_builds_total", "counter", "Overlays built.", (double)e->n_builds);
     one(out, "pageflip_overlay_adoptions_total", "counter", "Overlays taken from the cache.",
         (double)e->n_adoptions);
+    one(out, "pageflip_overlay_build_failures_total", "counter", "Overlay builds that failed.",
+        (double)e->n_build_failures);
+    one(out, "pageflip_cache_evictions_total", "counter", "Overlays evicted to keep the budget.",
+        (double)e->n_evictions);
+    one(out, "pageflip_merged_bytes_total", "counter", "Weight bytes merged, streamed or built.",
+        (double)e->n_merged_bytes);
     one(out, "pageflip_overlay_building", "gauge", "1 while an overlay is built.", e->is_building);
     one(out, "pageflip_overlay_built_bytes", "gauge", "Of the present build.",
         (double)e->n_built_bytes);

@@ -240,7 +240,36 @@ static void a_budget_smaller_than_one_composition(void **state)
     set_overlay(&f, "turbo", &r);
     assert_string_equal(r.way, "stream");
     assert_non_null(strstr(r.note, "budget"));
+    uint64_t n_merged = merge_n_bytes();
     assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
+    struct pf_engine_status s;
+    pf_engine_status(f.engine, &s);
+    assert_int_equal(s.n_build_failures, 1);
+    assert_int_equal(s.n_builds, 0);
+    assert_true(s.n_merged_bytes > n_merged);
+    close_engine(&f);
+}
+
+/* A budget of one composition: building another evicts the first, and the count says so. */
+static void a_budget_of_one_composition_evicts(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    struct pf_engine_status s;
+    pf_error err;
+    open_engine(state, &f,
+                (struct pf_engine_opts){.build_delay_ms = -1, .cache_budget_bytes = 6000000});
+    set_overlay(&f, "turbo", &r);
+    assert_string_equal(r.way, "overlay");
+    for (int i = 0; i < 9; i++) { /* out of the recent ones, so that nobody has it mapped */
+        struct pf_engine_lora l = {.nickname = "noto", .strength = 0.1 * i};
+        assert_ok(pf_engine_set(f.engine, &l, 1, NULL, NULL, &r, &err), &err);
+    }
+    set_overlay(&f, "noto", &r);
+    assert_string_equal(r.way, "overlay");
+    pf_engine_status(f.engine, &s);
+    assert_int_equal(s.n_evictions, 1);
+    assert_int_equal(s.n_builds, 2);
     close_engine(&f);
 }
 
@@ -573,6 +602,7 @@ int main(void)
         in_dir(the_cache_becomes_read_only),
         in_dir(the_disk_fills_up_at_any_point_of_a_build),
         in_dir(a_budget_smaller_than_one_composition),
+        in_dir(a_budget_of_one_composition_evicts),
         in_dir(the_base_is_truncated_while_it_is_streamed),
         in_dir(the_base_is_truncated_during_a_build),
         in_dir(the_base_is_replaced_by_one_of_the_same_size_and_mtime),
