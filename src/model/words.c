@@ -10,6 +10,7 @@
 
 #define WORDS_MAX     64
 #define NEAR_MAX      8
+#define LIST_MAX      64
 #define LABEL_LEN_MAX 1024
 
 static bool is_word_byte(char c)
@@ -183,11 +184,12 @@ static int report_missing(const struct labels *l, const char *prompt, const stru
     for (uint32_t i = 0; i < l->n_classes && n < NEAR_MAX; i++)
         if (l->names[i] != NULL && is_near(str_of(l->names[i]), words, n_words))
             err_append(err, "%s'%.64s'", n++ == 0 ? "; near it are " : ", ", l->names[i]);
-    for (uint32_t i = 0; i < l->n_classes && n == 0; i++)
-        if (l->names[i] != NULL) {
-            err_append(err, "; one of them is '%.64s'", l->names[i]);
-            n++;
-        }
+    n = 0;
+    for (uint32_t i = 0; i < l->n_classes && n < LIST_MAX; i++)
+        if (l->names[i] != NULL)
+            err_append(err, "%s%.64s", n++ == 0 ? "; they are " : ", ", l->names[i]);
+    if (n == LIST_MAX && l->n_classes > LIST_MAX)
+        err_append(err, ", and %u more", l->n_classes - LIST_MAX);
     return rc;
 }
 

@@ -70,7 +70,7 @@ static void errors_list_near_names(void **state)
     assert_int_equal(labels_find(&l, "cheries", &i_class, &err), PF_E_NOTFOUND);
     assert_err(&err, PF_E_NOTFOUND, "'cherries'");
     assert_int_equal(labels_find(&l, "zeppelin", &i_class, &err), PF_E_NOTFOUND);
-    assert_err(&err, PF_E_NOTFOUND, "'zeppelin'", "12 classes", "one of them is 'red_apple'");
+    assert_err(&err, PF_E_NOTFOUND, "'zeppelin'", "12 classes", "they are red_apple, ");
     assert_int_equal(labels_find(&l, "", &i_class, &err), PF_E_NOTFOUND);
     assert_int_equal(labels_find(&l, "the", &i_class, &err), PF_E_NOTFOUND);
     assert_int_equal(i_class, 77);
