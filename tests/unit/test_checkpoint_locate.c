@@ -253,6 +253,7 @@ static void refuses_a_name_in_two_shards(void **state)
                       "and also in", "00002-of-00002");
 }
 
+/* Pickles and GGUF (C89: a quantised base of ggml). */
 static void refuses_other_formats_by_name(void **state)
 {
     struct fx *fx = *state;
