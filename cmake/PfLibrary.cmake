@@ -63,7 +63,7 @@ install(FILES "${PROJECT_BINARY_DIR}/completion.bash" DESTINATION "${CMAKE_INSTA
 install(FILES "${PROJECT_BINARY_DIR}/completion.zsh" DESTINATION "${CMAKE_INSTALL_DATADIR}/zsh/site-functions" RENAME _pageflip)
 install(DIRECTORY data/emoji-dit data/adapters DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip")
 install(FILES data/README.md DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip") # the attribution stays with the weights
-install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES LICENSE NOTICE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME pageflip)
