@@ -82,7 +82,10 @@ static int refuse_fields(const struct reader *r)
     for (size_t i = 0; i < PF_COUNTOF(refused); i++)
         if (is_set(field(r, refused[i].name)))
             return refuse(r, refused[i].name, refused[i].why);
-    struct str bias = json_str(field(r, "bias"));
+    const struct json *v = field(r, "bias");
+    struct str bias = json_str(v);
+    if (json_typeof(v) != JSON_T_STRING && is_set(v))
+        return err_set(r->err, PF_E_FORMAT, "%s: 'bias' is no string", r->what);
     if (bias.n > 0 && !str_eqz(bias, "none"))
         return err_set(r->err, PF_E_UNSUPPORTED,
                        "%s: 'bias' is '%.*s': trained biases replace those of the base, which is "
@@ -97,10 +100,13 @@ static int refuse_init(const struct reader *r)
     static const char *const residual[] = {"pissa", "olora", "corda", "loftq", "lora_ga", "mica"};
     static const char *const harmless[] = {"gaussian", "eva", "orthogonal", "lycoris", "default"};
     const struct json *v = field(r, "init_lora_weights");
-    if (json_typeof(v) != JSON_T_STRING)
+    if (json_typeof(v) == JSON_T_NULL)
         v = field(r, "init_weights");
-    if (json_typeof(v) != JSON_T_STRING)
+    if (json_typeof(v) == JSON_T_NULL || json_typeof(v) == JSON_T_BOOL)
         return PF_OK;
+    if (json_typeof(v) != JSON_T_STRING)
+        return err_set(r->err, PF_E_FORMAT,
+                       "%s: 'init_lora_weights' is neither true, false nor a name", r->what);
     struct str s = json_str(v);
     for (size_t i = 0; i < PF_COUNTOF(residual); i++)
         if (s.n >= strlen(residual[i]) && strncasecmp(s.p, residual[i], strlen(residual[i])) == 0)
@@ -191,10 +197,11 @@ static int read_patterns(struct arena *arena, const struct reader *r, const char
          it = json_iter_next(v, it, &key, &value)) {
         double x = 0;
         int rc = check_number(r, name, value, is_rank, &x);
-        if (rc == PF_OK)
-            rc = pattern_compile(arena, str_of(key), x, &out->items[out->n], r->err);
         if (rc != PF_OK)
-            return err_prefix(r->err, rc, "%s: '%s': ", r->what, name);
+            return rc;
+        rc = pattern_compile(arena, str_of(key), x, &out->items[out->n], r->err);
+        if (rc != PF_OK)
+            return err_prefix(r->err, rc, "%s: '%s'", r->what, name);
         n_regexes += out->items[out->n].regex != NULL;
         out->n++;
         if (n_regexes > REGEXES_MAX)

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------------------------------------ the scan */
 
@@ -226,14 +227,20 @@ static int join(const char *dir, const char *name, char **out, pf_error *err)
     return *out != NULL ? PF_OK : err_nomem(err, strlen(dir), "a path");
 }
 
-/* The name in dir, or NULL when there is no such file. */
+/* The name in dir, or NULL when there is no such file. A link that leads nowhere is no absence: something was meant to be there. */
 static int join_if_there(const char *dir, const char *name, char **out, pf_error *err)
 {
+    char target[1];
     int rc = join(dir, name, out, err);
-    if (rc == PF_OK && file_kind(*out) == FILE_ABSENT) {
-        mem_free(*out);
-        *out = NULL;
-    }
+    if (rc != PF_OK || file_kind(*out) != FILE_ABSENT)
+        return rc;
+    if (readlink(*out, target, sizeof target) > 0)
+        rc = err_set(err, PF_E_NOTFOUND,
+                     "adapter '%s': '%s' is a link to a file that is not there: its download was "
+                     "not finished",
+                     dir, name);
+    mem_free(*out);
+    *out = NULL;
     return rc;
 }
 
@@ -294,13 +301,14 @@ static int locate_file(const char *path, struct location *out, bool *out_is_pass
     char *dir = path_dir(path);
     if (dir == NULL)
         return err_nomem(err, strlen(path), "a path");
-    rc = join_if_there(dir, FILE_CONFIG, &out->config, err);
+    char *other = NULL;
+    if (is_own)
+        rc = join_if_there(dir, FILE_CONFIG, &out->config, err);
+    else
+        rc = join(dir, FILE_CONFIG, &other, err);
+    *out_is_passed_by = other != NULL && file_kind(other) == FILE_REGULAR;
+    mem_free(other);
     mem_free(dir);
-    if (rc == PF_OK && !is_own && out->config != NULL) {
-        *out_is_passed_by = true;
-        mem_free(out->config);
-        out->config = NULL;
-    }
     return rc;
 }
 

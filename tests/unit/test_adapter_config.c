@@ -320,6 +320,9 @@ static void broken_configs_are_format_errors(void **state)
     check_refused(state, "{\"r\":4,\"use_rslora\":\"yes\"}", PF_E_FORMAT, "'use_rslora'",
                   "true nor false");
     check_refused(state, "{\"r\":4,\"rank_pattern\":[4]}", PF_E_FORMAT, "'rank_pattern'", "object");
+    check_refused(state, "{\"r\":4,\"bias\":true}", PF_E_FORMAT, "'bias'", "no string");
+    check_refused(state, "{\"r\":4,\"init_lora_weights\":[\"pissa\"]}", PF_E_FORMAT,
+                  "'init_lora_weights'", "neither");
     check_refused(state, "{\"r\":4,\"rank_pattern\":{\"a\":0}}", PF_E_FORMAT, "'rank_pattern'",
                   "whole number");
 }

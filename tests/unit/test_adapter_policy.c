@@ -3,6 +3,8 @@
  */
 #include "test_adapter_build.h"
 
+#include <unistd.h>
+
 #define BASE                                                                                       \
     specs("blocks.0.a.weight 4,6", "blocks.0.a.bias 4", "blocks.1.a.weight 4,6",                   \
           "blocks.1.a.bias 4")
@@ -453,6 +455,21 @@ static void a_file_named_by_itself_keeps_the_config_that_its_directory_would_giv
     release(&b);
 }
 
+/* A hub cache whose download was cut short: without its config the adapter would have another scale. */
+static void a_config_whose_download_was_not_finished_is_an_error(void **state)
+{
+    struct built b = {0};
+    const char *link = test_path(state, "d/adapter_config.json");
+    assert_int_equal(mkdir(test_path(state, "d"), 0777), 0);
+    save_tensors(test_path(state, "d/adapter_model.safetensors"), specs(PAIR0), NULL, NULL);
+    assert_int_equal(symlink("../blobs/absent", link), 0);
+    assert_int_equal(pf_adapter_open(test_path(state, "d"), &b.a, &b.err), PF_E_NOTFOUND);
+    assert_err(&b.err, PF_E_NOTFOUND, "adapter_config.json", "download was not finished");
+    assert_int_equal(pf_adapter_open(test_path(state, "d/adapter_model.safetensors"), &b.a, &b.err),
+                     PF_E_NOTFOUND);
+    release(&b);
+}
+
 static void directories_hold_one_adapter(void **state)
 {
     struct built b = {0};
@@ -562,6 +579,7 @@ int main(void)
         in_dir(a_file_without_any_factor_is_refused),
         in_dir(files_of_other_kinds_are_refused_by_name),
         in_dir(a_file_named_by_itself_keeps_the_config_that_its_directory_would_give_it),
+        in_dir(a_config_whose_download_was_not_finished_is_an_error),
         in_dir(directories_hold_one_adapter),
         in_dir(unaligned_factors_are_read_where_they_lie),
         in_dir(the_digest_follows_bytes_and_arithmetic_alone),
