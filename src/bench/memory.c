@@ -9,7 +9,6 @@
 #include "base/proc.h"
 #include "bench/cgroup.h"
 #include "bench/child.h"
-#include "bench/fit.h"
 #include "bench/ground.h"
 #include "bench/load.h"
 #include "bench/make.h"
@@ -182,14 +181,19 @@ static int make(struct memory_run *r, const char *shape, double scale, const cha
 
 static int make_adapters(struct memory_run *r, pf_error *err)
 {
-    struct pf_checkpoint *ckpt = NULL;
-    int rc = pf_checkpoint_open(r->h3, NULL, &ckpt, err);
-    for (unsigned i = 0; rc == PF_OK && i < 2; i++)
-        rc = bench_fit(
-            ckpt, r->adapters[i],
-            &(struct bench_fit_opts){.rank = r->o.rank, .seed = i + 1, .n_threads = r->o.n_threads},
-            NULL, err);
-    pf_checkpoint_close(ckpt);
+    int rc = PF_OK;
+    for (unsigned i = 0; rc == PF_OK && i < 2; i++) {
+        const struct bench_make_opts o = {.size = sizeof o,
+                                          .shape = "h3",
+                                          .scale = r->o.h3_scale,
+                                          .rank = r->o.rank,
+                                          .dialect = "native",
+                                          .dtype = "BF16",
+                                          .seed = i + 1,
+                                          .out = r->adapters[i],
+                                          .n_threads = r->o.n_threads};
+        rc = bench_make(&o, err);
+    }
     return rc;
 }
 

@@ -42,7 +42,7 @@ struct switch_run {
     struct pf_change_report first; /* of the first set */
     unsigned i_rep;
     uint64_t n_left; /* elements that differ from the base after the last unmerge */
-    struct json *second_start;
+    struct json *second_start, *warm_start;
     double passes_s[3]; /* before, during, after */
     double during_seconds;
     uint64_t n_pass_bytes;

@@ -349,8 +349,10 @@ int switch_make_cold(struct switch_run *r, pf_error *err)
 
 int switch_second_start(struct switch_run *r, pf_error *err)
 {
-    const int rc = switch_make_cold(r, err);
-    return rc ? rc : child_run(start_again, r, NULL, &r->second_start, err);
+    int rc = switch_make_cold(r, err);
+    if (rc == PF_OK)
+        rc = child_run(start_again, r, NULL, &r->second_start, err);
+    return rc ? rc : child_run(start_again, r, NULL, &r->warm_start, err);
 }
 
 /* -------------------------------------------------------------------------------------------- load */

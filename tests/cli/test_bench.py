@@ -99,6 +99,7 @@ class Engine(Case):
         self.assertEqual(doc["elements_changed_after_unmerge"], 0)
         start = doc["second_start"]
         self.assertEqual((start["way"], start["adoptions"], start["merged_panels"]), ("overlay", 1, 0))
+        self.assertEqual((doc["warm_start"]["adoptions"], doc["warm_start"]["merged_panels"]), (1, 0))
         self.assertTrue(doc["load"]["is_drawing"])
         for when in ("before", "during", "after"):
             self.assertGreater(doc["load"][when]["passes_s"], 0)
