@@ -80,7 +80,9 @@ int file_lock_shared_try(struct file_lock *l, const char *path, pf_error *err);
 void file_lock_release(struct file_lock *l);
 
 enum file_kind { FILE_ABSENT, FILE_REGULAR, FILE_DIRECTORY, FILE_OTHER };
-enum file_kind file_kind(const char *path);                     /* follows links */
+enum file_kind file_kind(const char *path); /* follows links */
+/* Does mincore tell which pages of this file are cached? For files of others the kernel calls every page cached. */
+bool file_shows_cache(int fd);
 bool file_same(const char *a, const char *b);                   /* same device and inode */
 int file_realpath(const char *path, char **out, pf_error *err); /* owned by caller */
 /* Names in a directory, sorted bytewise, "." and ".." left out. Owned by the caller: file_list_free. */

@@ -421,6 +421,7 @@ int forward_run(struct forward *f, const float *latents, float timestep, pf_erro
         bool is_last = i + 1 == dit->config.n_blocks;
         readahead_layer(f->readahead, is_last ? dit->i_stem_layer : dit->blocks[i + 1].i_layer);
         rc = run_block(f, &dit->blocks[i], i == 0, err);
+        readahead_done(f->readahead, dit->blocks[i].i_layer);
         if (rc == PF_OK)
             rc = after_layer(f, i, err);
     }

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "view/view.h"
@@ -72,6 +73,10 @@ static size_t n_cached(uint8_t *at, size_t n_pages, size_t page)
 static int settle(const struct file_map *m, uint8_t *at, size_t n, size_t page)
 {
     size_t n_pages = n / page < PROBE_PAGES ? n / page : PROBE_PAGES;
+    if (!file_shows_cache(m->fd)) { /* PAGEOUT would do nothing, and nothing can be seen */
+        drop_as(DROP_DONTNEED, m, at, n);
+        return DROP_DONTNEED;
+    }
     size_t before = n_cached(at, n_pages, page);
     if (before < PROBE_MIN) {
         drop_as(DROP_PAGEOUT, m, at, n);
