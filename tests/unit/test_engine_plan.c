@@ -265,8 +265,7 @@ static void residents_say_whether_they_are_locked(void **state)
         struct fixture f;
         struct pf_engine_status s;
         struct rlimit none = {0, 0};
-        if (chmod(*state, 0777) || setrlimit(RLIMIT_MEMLOCK, &none) ||
-            (geteuid() == 0 && setuid(65534)))
+        if (chmod(*state, 0777) || setrlimit(RLIMIT_MEMLOCK, &none) || !test_drop_root())
             _exit(2);
         open_engine(state, &f,
                     (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 2});

@@ -20,11 +20,15 @@
 #include "pageflip.h"
 
 #include <ftw.h>
+#include <linux/capability.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------------------------- a directory per test */
 
@@ -49,6 +53,21 @@ static PF_UNUSED int test_dir_setup(void **state)
         return -1;
     *state = strdup(template);
     return *state != NULL ? 0 : -1;
+}
+
+/*
+ * Where we are root, becomes nobody who may read what root may (a checkout below /root), but write nowhere: root ignores modes. For a child of
+ * its own: there is no way back. false: it cannot be done.
+ */
+static PF_UNUSED bool test_drop_root(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct caps[2] = {{0}};
+    if (geteuid() != 0)
+        return true;
+    caps[0].effective = caps[0].permitted = 1u << CAP_DAC_READ_SEARCH;
+    return prctl(PR_SET_KEEPCAPS, 1) == 0 && setgid(65534) == 0 && setuid(65534) == 0 &&
+           syscall(SYS_capset, &head, caps) == 0;
 }
 
 static PF_UNUSED int test_remove_one(const char *path, const struct stat *st, int flag,
