@@ -63,7 +63,9 @@ install(FILES "${PROJECT_BINARY_DIR}/completion.bash" DESTINATION "${CMAKE_INSTA
 install(FILES "${PROJECT_BINARY_DIR}/completion.zsh" DESTINATION "${CMAKE_INSTALL_DATADIR}/zsh/site-functions" RENAME _pageflip)
 install(DIRECTORY data/emoji-dit data/adapters DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip")
 install(FILES data/README.md DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip") # the attribution stays with the weights
-configure_file(packaging/pageflip.service.in "${PROJECT_BINARY_DIR}/pageflip.service" @ONLY)
+install(CODE "# at install time: only then the prefix is known, which a package sets to another one
+  set(CMAKE_INSTALL_FULL_BINDIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
+  configure_file(\"${PROJECT_SOURCE_DIR}/packaging/pageflip.service.in\" \"${PROJECT_BINARY_DIR}/pageflip.service\" @ONLY)")
 install(FILES "${PROJECT_BINARY_DIR}/pageflip.service" DESTINATION lib/systemd/system)
 install(FILES packaging/grafana-dashboard.json DESTINATION "${CMAKE_INSTALL_DATADIR}/pageflip")
 install(FILES LICENSE NOTICE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
