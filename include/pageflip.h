@@ -285,7 +285,7 @@ PF_API const char *pf_composition_note(const struct pf_composition *comp, uint32
 /* Does the composition change tensor i of the checkpoint? */
 PF_API bool pf_composition_changes(const struct pf_composition *comp, uint32_t i_tensor);
 
-/* How much of what was asked for survives rounding to the base dtype. DESIGN: sum(applied x wanted) / sum(wanted^2). */
+/* How much of what was asked for survives rounding to the base dtype: sum(applied x wanted) / sum(wanted^2). */
 struct pf_fidelity {
     double survival; /* 1 when nothing is lost; for PF_MERGE_F32 1 up to its own rounding */
     double

@@ -43,7 +43,7 @@ void config_release(struct ad_config *c);
 /* The distinct components of a lora_adapter_metadata: "" for plain fields. Arena-owned. PF_E_FORMAT: no object, or too many. */
 int config_components(struct arena *arena, const struct json *root, const char *what,
                       struct str **out, size_t *out_n, pf_error *err);
-/* What changes arithmetic goes into the digest (DESIGN 5). */
+/* What changes arithmetic goes into the digest. */
 void config_hash(const struct ad_config *c, struct hasher *h);
 const char *config_type_name(enum ad_peft type);
 

@@ -1,5 +1,5 @@
 /*
- * What a kind needs to compute some of its rows (DESIGN 2): asked by merge/ before it cuts panels.
+ * What a kind needs to compute some of its rows: asked by merge/ before it cuts panels.
  */
 #include "adapter/delta.h"
 

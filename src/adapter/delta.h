@@ -27,7 +27,7 @@ enum delta_kind {
     DELTA_DIFF, /* f[0] (rows, cols): itself */
 };
 
-/* What a kind needs to compute rows [m0, m1) of itself (DESIGN 2). */
+/* What a kind needs to compute rows [m0, m1) of itself. */
 enum delta_need {
     DELTA_NEEDS_ROWS,      /* those rows of its left factors alone */
     DELTA_NEEDS_ROW_GROUP, /* an aligned group of `row_group` rows (LoKr: the rows of w2) */

@@ -95,7 +95,7 @@ struct memory_plan {
     uint64_t available_bytes;
     char note[512];
 };
-/* DESIGN 7: min(MemAvailable, tightest cgroup limit - what is not page cache, cap). root: "" for the real system. */
+/* min(MemAvailable, tightest cgroup limit - what is not page cache, cap). root: "" for the real system. */
 int plan_memory(const char *root, uint64_t n_cap_bytes, struct memory_plan *out, pf_error *err);
 
 /* -------------------------------------------------------------------------------------------- engine */

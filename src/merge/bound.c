@@ -1,5 +1,5 @@
 /*
- * The overflow proof (DESIGN 4): a change that could make a weight infinite fails before anything is published. Decided from the
+ * The overflow proof: a change that could make a weight infinite fails before anything is published. Decided from the
  * factors' largest magnitudes where those suffice, which is nearly always; else by computing every changed element. Called
  * once per changed tensor when a composition is made.
  */

@@ -1,5 +1,5 @@
 /*
- * Survival and changed fraction (DESIGN 4): how much of a small delta is left after it was rounded into the base's dtype. Wanted is the
+ * Survival and changed fraction: how much of a small delta is left after it was rounded into the base's dtype. Wanted is the
  * f32 `total` of the contract, applied is W' - W, both summed in f64, row by row in ascending order, so that the sums do not depend on
  * how blocks were cut. Called by plan and merge reports. Never allocates.
  */

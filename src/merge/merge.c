@@ -1,6 +1,6 @@
 /*
- * Tiles of a panel: cuts a panel into blocks in which the same terms act, runs the terms in order, rounds once (DESIGN 4,
- * docs/arithmetic.md). Rows that no term touches are copied. Called by view/ for every panel that a composition changes. Must never
+ * Tiles of a panel: cuts a panel into blocks in which the same terms act, runs the terms in order, rounds once,
+ * as docs/arithmetic.md says. Rows that no term touches are copied. Called by view/ for every panel that a composition changes. Must never
  * allocate or lock; everything it needs is in the scratch of its worker.
  */
 #include "merge/merge.h"

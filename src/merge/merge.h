@@ -1,5 +1,5 @@
 /*
- * The arithmetic contract (DESIGN 4, docs/arithmetic.md): merged panels from a base panel and deltas. Bytes do not depend on
+ * The arithmetic contract (docs/arithmetic.md): merged panels from a base panel and deltas. Bytes do not depend on
  * instruction set, panel shape or thread count. Called by view/ (reads), export/ and overlay/ (writes), in place as well. Must never
  * allocate, lock, or look at anything but its arguments.
  *
@@ -51,7 +51,7 @@ void merge_read(const struct merge_target *t, const struct merge_panel *panel, b
 uint64_t merge_n_panels(void);
 uint64_t merge_n_bytes(void); /* what those panels delivered */
 
-/* The largest magnitude of W + total that the terms allow is finite in out_dtype, by the bound of DESIGN 4 where that decides, else by
+/* The largest magnitude of W + total that the terms allow is finite in out_dtype, by the bound of docs/arithmetic.md where that decides, else by
  * computing. PF_E_OVERFLOW names `name`. pool may be NULL. */
 int merge_bound_check(const struct merge_target *t, const char *name, struct pool *pool,
                       pf_error *err);

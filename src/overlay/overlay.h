@@ -1,5 +1,5 @@
 /*
- * Overlays: the merged tensors of one composition, in files that the page cache can hold and drop (DESIGN 6).
+ * Overlays: the merged tensors of one composition, in files that the page cache can hold and drop.
  *
  *     <cache>/<digest>/layer-<n>.safetensors   one per changed layer, data on a page boundary
  *     <cache>/<digest>/manifest.json           last: an entry without it is `partial`
@@ -80,7 +80,7 @@ struct overlay_build_opts {
 
 /*
  * Reads the base tensors that the entry was made from, compares their recorded digests, and records the new stamp, so that the next
- * adoption succeeds. PF_E_MISMATCH: other bytes behind a known content id (DESIGN 5). The entry stays, for its own base; the
+ * adoption succeeds. PF_E_MISMATCH: other bytes behind a known content id. The entry stays, for its own base; the
  * digests of all tensors have entered the content id of comp's checkpoint, and neither comp nor anything else that was composed
  * before will be published: compose again. opts NULL: on this thread alone, without progress.
  */

@@ -70,7 +70,7 @@ int reader_new_placing(struct pf_view *view, struct pf_reader **out_reader, pf_e
 void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out);
 
 /*
- * Which layers stay in the page cache behind a reader and which are dropped (DESIGN 7). Filled in by the engine before there are
+ * Which layers stay in the page cache behind a reader and which are dropped. Filled in by the engine before there are
  * readers, shared by its views; only the atomic members change afterwards. Reference counted: views may outlive their engine.
  */
 struct stream_policy {

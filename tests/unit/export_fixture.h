@@ -1,6 +1,6 @@
 /*
  * What the tests of export/ share: small checkpoints in the three layouts, one adapter, and the slow, obvious merge of it: the
- * contract of DESIGN 4 spelled with fmaf, one element at a time.
+ * contract of docs/arithmetic.md spelled with fmaf, one element at a time.
  */
 #ifndef PF_TESTS_EXPORT_FIXTURE_H
 #define PF_TESTS_EXPORT_FIXTURE_H

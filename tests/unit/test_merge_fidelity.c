@@ -61,7 +61,7 @@ static void survival_equals_f64(void **state)
 {
     (void)state;
     static const double relative[] = {3e-4, 3e-3, 3e-2};
-    static const double expected[] = {0.19, 0.93, 1.0}; /* DESIGN 4: measured elsewhere */
+    static const double expected[] = {0.19, 0.93, 1.0}; /* Gaussian weights, computed elsewhere */
     struct bed *bed = malloc(sizeof(*bed));
     struct merge_scratch *s;
     pf_error err;
