@@ -55,6 +55,7 @@ else()
 endif()
 add_custom_target(pageflip_docs ALL DEPENDS ${generated_docs})
 
+file(RELATIVE_PATH prefix_from_pc "/x/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /x)
 configure_file(cmake/pageflip.pc.in "${PROJECT_BINARY_DIR}/pageflip.pc" @ONLY)
 install(TARGETS pageflip pageflip_shared pageflip_static)
 install(FILES include/pageflip.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
