@@ -477,7 +477,7 @@ struct pf_engine_opts {
     uint64_t cache_budget_bytes; /* 0: a quarter of the free space */
     uint64_t host_memory_bytes;  /* 0: what the system and its control groups leave */
     uint32_t n_resident_layers;  /* private copies, reported apart */
-    uint32_t n_threads;          /* of the builder; 0: one per CPU that this process may use */
+    uint32_t n_threads;          /* of the builder; 0: half of the CPUs that this process may use */
     int64_t build_delay_ms;      /* 0: 2000; negative: never build in the background */
     const char *system_root;     /* where proc and sys are looked for; NULL: "/". For tests */
     /* Of background builds, from a thread of the builder; returning false cancels the build, which then waits for the next change. */

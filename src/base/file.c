@@ -15,7 +15,9 @@
 #include "base/guard.h"
 #include "base/mem.h"
 
-#define COPY_STEP_BYTES   ((uint64_t)8 << 20) /* one fault point each */
+#define COPY_STEP_BYTES ((uint64_t)8 << 20) /* one fault point each */
+#define FETCH_BYTES                                                                                \
+    ((uint64_t)128 << 10) /* one request is cut to read_ahead_kb, of which this is the usual size */
 #define COPY_BUFFER_BYTES ((size_t)256 << 10)
 
 static int64_t time_ns(struct timespec t)
@@ -101,6 +103,14 @@ void file_map_close(struct file_map *m)
     if (m->fd >= 0)
         (void)close(m->fd); /* only read from */
     *m = (struct file_map){.fd = -1, .i_guard = -1};
+}
+
+void file_map_fetch(const struct file_map *m, uint64_t off, uint64_t n_bytes)
+{
+    for (uint64_t end = off + n_bytes; off < end; off += FETCH_BYTES) {
+        uint64_t n = end - off < FETCH_BYTES ? end - off : FETCH_BYTES;
+        (void)posix_fadvise(m->fd, (off_t)off, (off_t)n, POSIX_FADV_WILLNEED); /* advice */
+    }
 }
 
 int file_map_check(const struct file_map *m, const char *path, pf_error *err)

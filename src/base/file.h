@@ -29,6 +29,8 @@ struct file_map {
 /* Regular files only. PF_E_NOTFOUND, PF_E_IO. */
 int file_map_open(struct file_map *m, const char *path, pf_error *err);
 void file_map_close(struct file_map *m);
+/* Asks the kernel to read exactly these bytes: no window around them, no wait. Faults would bring up to read_ahead_kb each. */
+void file_map_fetch(const struct file_map *m, uint64_t off, uint64_t n_bytes);
 /* PF_E_TRUNCATED or PF_E_CHANGED, naming path, when the inode behind the mapping differs from its stamp. */
 int file_map_check(const struct file_map *m, const char *path, pf_error *err);
 

@@ -108,17 +108,32 @@ static void say(const char *kind, const char *text)
     strbuf_release(&clean);
 }
 
-void out_warn(const struct out *o, const char *fmt, ...)
+static void say_formatted(const struct out *o, const char *prefix, const char *fmt, va_list args)
 {
-    va_list args;
     char text[4096];
 
     if (o->is_quiet)
         return;
-    va_start(args, fmt);
     (void)vsnprintf(text, sizeof(text), fmt, args);
+    say(prefix, text);
+}
+
+void out_warn(const struct out *o, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    say_formatted(o, "warning: ", fmt, args);
     va_end(args);
-    say("warning: ", text);
+}
+
+void out_note(const struct out *o, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    say_formatted(o, "note: ", fmt, args);
+    va_end(args);
 }
 
 static int print_json(const struct out *o, struct json *doc, unsigned indent)

@@ -236,6 +236,18 @@ void setup_json(struct json *doc, const struct setup *s)
     json_set(doc, "notes", notes_json(s->comp));
 }
 
+/* Notes come as "FILE: text" or "FILE: warning: text": the word moves to the front, where a reader looks for it. */
+static void say_note(const struct out *o, const char *note)
+{
+    static const char mark[] = ": warning: ";
+    const char *at = strstr(note, mark);
+
+    if (at)
+        out_warn(o, "%.*s: %s", (int)(at - note), note, at + sizeof(mark) - 1);
+    else
+        out_note(o, "%s", note);
+}
+
 void setup_warn(const struct out *o, const struct setup *s)
 {
     struct pf_composition_info info;
@@ -243,7 +255,7 @@ void setup_warn(const struct out *o, const struct setup *s)
 
     pf_composition_info(s->comp, &info);
     for (uint32_t i = 0; (note = pf_composition_note(s->comp, i)); i++)
-        out_warn(o, "%s", note);
+        say_note(o, note);
     if (info.n_tensors_changed && s->fidelity.survival < SURVIVAL_WARN)
         out_warn(o,
                  "only %.0f %% of the change survives rounding to the dtype of the base; "

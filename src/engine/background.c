@@ -210,7 +210,9 @@ static void *run(void *arg)
     /* Before the pool starts: its threads inherit both. Refusal is no error, the work is merely less polite. */
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LOW_PRIORITY);
     (void)syscall(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, IOPRIO_IDLE);
-    if (pool_new(e->opts.n_threads, &pool, NULL))
+    /* Half of the CPUs unless told: low priority shares a CPU fairly, but not the memory bandwidth that readers live on. */
+    unsigned n = e->opts.n_threads ? e->opts.n_threads : (pool_default_threads() + 1) / 2;
+    if (pool_new(n, &pool, NULL))
         log_at(PF_LOG_WARN, "the builder's threads cannot be started: no overlays will be built");
     pthread_mutex_lock(&e->mu);
     e->has_no_builder = !pool;

@@ -12,8 +12,6 @@
 #include "overlay/overlay_int.h"
 
 #define PROBE_PAGES ((size_t)1024)
-#define FETCH_BYTES                                                                                \
-    ((uint64_t)128 << 10) /* one request is cut to read_ahead_kb, of which this is the usual size */
 
 /* One changed tensor's pages: [page0, page0 + n_pages * page) covers it. */
 struct span {
@@ -122,14 +120,6 @@ static bool next_run(const struct behind *b, const struct span *s, size_t *io_at
     return k > i;
 }
 
-void fetch_range(const struct file_map *m, uint64_t off, uint64_t n_bytes)
-{
-    for (uint64_t end = off + n_bytes; off < end; off += FETCH_BYTES) {
-        uint64_t n = end - off < FETCH_BYTES ? end - off : FETCH_BYTES;
-        (void)posix_fadvise(m->fd, (off_t)off, (off_t)n, POSIX_FADV_WILLNEED);
-    }
-}
-
 void behind_fetch(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes)
 {
     const struct span *s = &b->spans[i_target];
@@ -138,7 +128,7 @@ void behind_fetch(struct behind *b, size_t i_target, uint64_t off, size_t n_byte
     if (end < s->n_pages)
         end++; /* the last page of a block is read with it, though it is dropped with the next one */
     for (; next_run(b, s, &at, end, &n); at += n)
-        fetch_range(s->map, s->page0 + at * b->page - (uintptr_t)s->map->p, n * b->page);
+        file_map_fetch(s->map, s->page0 + at * b->page - (uintptr_t)s->map->p, n * b->page);
 }
 
 void behind_drop(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes)

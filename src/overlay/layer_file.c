@@ -237,7 +237,7 @@ int layer_file_verify(const struct st_file *f, const struct layer_digests *d,
             if (s && !sampling_takes(s, i_block0 + i_block))
                 continue;
             uint64_t n = t->n_bytes - off < HASH_BLOCK_BYTES ? t->n_bytes - off : HASH_BLOCK_BYTES;
-            fetch_range(st_map(f), t->off_bytes + off, n);
+            file_map_fetch(st_map(f), t->off_bytes + off, n);
             if (!digest_eq(hash_bytes(p + off, n), d->merged[i_block]))
                 return err_at(err, PF_E_FORMAT, t->off_bytes + off,
                               "overlay '%s': the bytes of tensor '%.*s' at %llu are not those that "

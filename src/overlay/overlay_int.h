@@ -168,8 +168,6 @@ int overlay_adopt_phase(struct overlay_store *s, const struct pf_composition *co
 struct behind;
 int behind_new(const struct pf_composition *comp, struct behind **out, pf_error *err);
 void behind_free(struct behind *b);
-/* Asks for a range of a mapped file, in pieces that are granted whole, and for nothing around it, as a fault would. */
-void fetch_range(const struct file_map *m, uint64_t off, uint64_t n_bytes);
 /* Reads what is not there of a block. i_target: of the composition. */
 void behind_fetch(struct behind *b, size_t i_target, uint64_t off, size_t n_bytes);
 /* Drops what was not there before. */

@@ -17,6 +17,8 @@
 
 #define SWEEP_MS 250
 #define N_EVENTS 64
+#define N_LOOKS  64   /* at sockets, per new connection */
+#define ENDED_MS 1000 /* a peer that sent its end may have sent more requests before it */
 
 struct conn {
     struct conn *prev, *next; /* by age, oldest first */
@@ -137,16 +139,31 @@ void conns_free(struct conns *c)
     mem_free(c);
 }
 
-/* Makes room when connections run short: the oldest one that nobody is working for goes. */
+/* What the peer sent and nobody read yet: > 0 there is something, 0 its end, < 0 nothing. */
+static ssize_t unread(const struct conn *conn)
+{
+    char byte;
+
+    return recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+}
+
+/* Makes room when connections run short: the oldest one that nobody is working for goes. In a burst many are accepted before any is
+   read, so one whose request lies there unread stays. */
 static void make_room(struct conns *c)
 {
+    unsigned n_left = N_LOOKS;
+
     if (c->n <= c->opts.n_max - c->opts.n_max / 8)
         return;
-    for (struct conn *conn = c->first; conn; conn = conn->next)
-        if ((conn->phase == CONN_HEADERS || conn->phase == CONN_IDLE) && !conn->is_down) {
+    for (struct conn *conn = c->first; conn && n_left; conn = conn->next) {
+        if ((conn->phase != CONN_HEADERS && conn->phase != CONN_IDLE) || conn->is_down)
+            continue;
+        n_left--;
+        if (unread(conn) <= 0) {
             put_down(conn);
             return;
         }
+    }
 }
 
 static uint64_t deadline(const struct conns *c, enum conn_phase phase)
@@ -204,6 +221,8 @@ void conns_phase(struct conns *c, struct conn *conn, enum conn_phase phase)
     (void)pthread_mutex_lock(&c->mu);
     conn->phase = phase;
     conn->t_deadline_ns = deadline(c, phase);
+    if (phase == CONN_IDLE && unread(conn) == 0)
+        conn->t_deadline_ns = clock_ns() + (uint64_t)ENDED_MS * 1000000;
     (void)pthread_mutex_unlock(&c->mu);
 }
 

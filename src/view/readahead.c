@@ -1,19 +1,17 @@
 /*
  * Reading ahead: one background thread that makes the kernel read the bytes of a layer before the compute asks for them. Base
- * and overlay mappings alike. Called by whoever walks layers. Never blocks the walker: a request
- * replaces the one before it, and a layer that is no longer wanted is left unfinished.
+ * and overlay mappings alike, by exact requests: faults of two threads in one file would spoil each other's windows. Called by whoever
+ * walks layers. Never blocks the walker: a request for the next layer waits for the one at hand, any other replaces it.
  */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "tensor/dtype.h"
 #include "view/view.h"
 
-#define STEP_BYTES ((uintptr_t)2 << 20)
+#define STEP_BYTES ((uint64_t)2 << 20)
 #define NO_LAYER   UINT32_MAX
 
 struct readahead {
@@ -21,26 +19,22 @@ struct readahead {
     struct pf_reader *reader; /* of the thread: asks for places, reads nothing */
     struct pf_reader *behind; /* of the walker: for dropping */
     pthread_t thread;
-    pthread_mutex_t mu; /* guards asked and is_ending */
+    pthread_mutex_t mu; /* guards asked, at_hand and is_ending */
     pthread_cond_t wake;
-    uint32_t asked;
+    uint32_t asked, at_hand; /* NO_LAYER: none */
     bool is_ending;
     _Atomic uint32_t generation; /* raised with every request: the thread looks between steps */
 };
 
-/* Faults a range in, step by step. Errors are nobody's business here: the reader meets them itself. */
-static bool populate(struct readahead *ra, uint32_t generation, const uint8_t *p, uint64_t n_bytes)
+/* Asks for a range step by step; false: somebody wants another layer now. */
+static bool fetch(struct readahead *ra, uint32_t generation, const struct file_map *map,
+                  const uint8_t *p, uint64_t n_bytes)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at = (uintptr_t)p & ~(page - 1), end = (uintptr_t)p + n_bytes;
-    while (at < end) {
-        uintptr_t n = end - at < STEP_BYTES ? end - at : STEP_BYTES;
-        if (madvise((void *)at, n, MADV_POPULATE_READ) != 0 && errno == EINVAL)
-            (void)madvise((void *)at, n, MADV_WILLNEED); /* a kernel before 5.14 */
+    for (uint64_t off = (uint64_t)(p - map->p), end = off + n_bytes; off < end; off += STEP_BYTES) {
+        file_map_fetch(map, off, end - off < STEP_BYTES ? end - off : STEP_BYTES);
         /* relaxed: only a hint to stop early */
         if (atomic_load_explicit(&ra->generation, memory_order_relaxed) != generation)
             return false;
-        at += n;
     }
     return true;
 }
@@ -72,7 +66,7 @@ static void read_layer(struct readahead *ra, uint32_t generation, uint32_t i_lay
         const struct file_map *map;
         uint64_t n_bytes;
         const uint8_t *p = mapped_bytes(ra->reader, ckpt, layer->i_tensor0 + i, &n_bytes, &map);
-        if (p && n_bytes && !populate(ra, generation, p, n_bytes))
+        if (p && n_bytes && !fetch(ra, generation, map, p, n_bytes))
             break;
     }
     pf_reader_leave(ra->reader);
@@ -107,10 +101,12 @@ static void *run(void *arg)
             break;
         uint32_t i_layer = ra->asked;
         uint32_t generation = atomic_load_explicit(&ra->generation, memory_order_relaxed);
+        ra->at_hand = i_layer;
         ra->asked = NO_LAYER;
         pthread_mutex_unlock(&ra->mu);
         read_layer(ra, generation, i_layer);
         pthread_mutex_lock(&ra->mu);
+        ra->at_hand = NO_LAYER;
     }
     pthread_mutex_unlock(&ra->mu);
     return NULL;
@@ -131,7 +127,7 @@ int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err)
     if (!ra)
         return err_nomem(err, sizeof *ra, "read-ahead");
     ra->view = v; /* the readers hold a reference */
-    ra->asked = NO_LAYER;
+    ra->asked = ra->at_hand = NO_LAYER;
     pthread_mutex_init(&ra->mu, NULL);
     pthread_cond_init(&ra->wake, NULL);
     int rc = reader_new_placing(v, &ra->reader, err);
@@ -161,7 +157,9 @@ static void ask(struct readahead *ra, uint32_t i_layer, bool is_ending)
     pthread_mutex_lock(&ra->mu);
     ra->asked = i_layer;
     ra->is_ending = is_ending;
-    atomic_fetch_add_explicit(&ra->generation, 1, memory_order_relaxed);
+    /* The walker goes from layer to layer: what is at hand is where it is now, and still wanted. */
+    if (is_ending || ra->at_hand == NO_LAYER || i_layer != ra->at_hand + 1)
+        atomic_fetch_add_explicit(&ra->generation, 1, memory_order_relaxed);
     pthread_cond_signal(&ra->wake);
     pthread_mutex_unlock(&ra->mu);
 }

@@ -84,7 +84,7 @@ class Plan(Case):
 
     def test_notes_are_shown(self):
         path = write_safetensors(self.path("a.safetensors"), lora(BLOCK, 128, 128, scale=1, alpha=None))
-        self.assertIn("pageflip: warning: a.safetensors: no alpha", self.ok("plan", "--lora", path).err)
+        self.assertIn("pageflip: note: a.safetensors: no alpha", self.ok("plan", "--lora", path).err)
         self.assertIn("no alpha", "".join(self.ok("plan", "--lora", path, "--json")["notes"]))
         self.assertIn("no alpha", "".join(self.ok("inspect", path, "--json")["odd"]))
 
