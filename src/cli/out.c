@@ -108,7 +108,8 @@ static void say(const char *kind, const char *text)
     strbuf_release(&clean);
 }
 
-static void say_formatted(const struct out *o, const char *prefix, const char *fmt, va_list args)
+static PF_PRINTF(3, 0) void say_formatted(const struct out *o, const char *prefix, const char *fmt,
+                                          va_list args)
 {
     char text[4096];
 

@@ -298,7 +298,7 @@ static PF_UNUSED double delta_at(const struct delta *d, int64_t i, int64_t j)
     case DELTA_DIFF:
         return factor_at(&f[0], i, j);
     }
-    return NAN;
+    return (double)NAN;
 }
 
 /* Element (i, j) of the n-column matrix that a spec with generated values describes. */

@@ -434,8 +434,8 @@ static void refuses_what_makes_no_sense(void **state)
                    "shape 'h4' is not known");
     expect_refusal((struct bench_make_opts){.shape = "h3", .scale = -1, .out = out}, PF_E_INVALID,
                    "scale -1 is not in");
-    expect_refusal((struct bench_make_opts){.shape = "h3", .scale = NAN, .out = out}, PF_E_INVALID,
-                   "scale nan");
+    expect_refusal((struct bench_make_opts){.shape = "h3", .scale = (double)NAN, .out = out},
+                   PF_E_INVALID, "scale nan");
     expect_refusal((struct bench_make_opts){.shape = "h3", .width_divisor = 3, .out = out},
                    PF_E_INVALID, "width divisor 3");
     expect_refusal((struct bench_make_opts){.shape = "emoji", .rank = 5000, .out = out},
@@ -446,7 +446,8 @@ static void refuses_what_makes_no_sense(void **state)
     expect_refusal((struct bench_make_opts){.shape = "emoji", .rank = 4, .dtype = "I8", .out = out},
                    PF_E_INVALID, "factor dtype 'I8'");
     expect_refusal(
-        (struct bench_make_opts){.shape = "emoji", .rank = 4, .alpha = INFINITY, .out = out},
+        (struct bench_make_opts){
+            .shape = "emoji", .rank = 4, .alpha = (double)INFINITY, .out = out},
         PF_E_INVALID, "alpha inf");
     expect_refusal(
         (struct bench_make_opts){.shape = "emoji", .rank = 4, .delta_rms = -1, .out = out},
