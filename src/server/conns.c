@@ -17,16 +17,16 @@
 
 #define SWEEP_MS 250
 #define N_EVENTS 64
-#define N_LOOKS  64   /* at sockets, per new connection */
-#define ENDED_MS 1000 /* a peer that sent its end may have sent more requests before it */
+#define N_LOOKS  128        /* at connections, per new one */
+#define YOUNG_NS 200000000u /* for the first request to arrive */
 
 struct conn {
     struct conn *prev, *next; /* by age, oldest first */
     int fd;
     uint64_t i_conn;
     enum conn_phase phase;
-    uint64_t t_deadline_ns; /* 0: none */
-    bool is_in_epoll, is_down;
+    uint64_t t_born_ns, t_deadline_ns; /* deadline 0: none */
+    bool is_in_epoll, is_down, is_end_seen;
     conn_gone_fn gone_fn;
     void *gone_ctx;
 };
@@ -64,13 +64,74 @@ static void tell_gone(struct conns *c, uint64_t i_conn)
     }
 }
 
+enum inbox { INBOX_EMPTY, INBOX_FULL, INBOX_ENDED };
+
+/* What lies in the socket unread. */
+static enum inbox look_into(const struct conn *conn)
+{
+    char byte;
+    ssize_t n = recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    if (n > 0)
+        return INBOX_FULL;
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) ? INBOX_EMPTY
+                                                                                : INBOX_ENDED;
+}
+
+/* Nobody works for it, and nothing came that somebody could still work for. In a burst many are accepted before any is read, and a
+   client needs a moment between connecting and sending. */
+static bool may_go(const struct conn *conn, uint64_t now)
+{
+    bool is_between = conn->phase == CONN_HEADERS || conn->phase == CONN_IDLE;
+    enum inbox inbox;
+
+    if ((!is_between && conn->phase != CONN_BODY) || conn->is_down)
+        return false;
+    inbox = look_into(conn);
+    return inbox == INBOX_ENDED ||
+           (is_between && inbox == INBOX_EMPTY && now - conn->t_born_ns >= YOUNG_NS);
+}
+
+/* An end that came together with bytes is not noticed by the library, which waits for an edge. Seen twice, so that what it read
+   just before has been looked at. */
+static bool is_ended(struct conn *conn)
+{
+    bool was_seen = conn->is_end_seen;
+
+    conn->is_end_seen =
+        (conn->phase == CONN_HEADERS || conn->phase == CONN_IDLE || conn->phase == CONN_BODY) &&
+        !conn->is_down && look_into(conn) == INBOX_ENDED;
+    return was_seen && conn->is_end_seen;
+}
+
+static bool is_crowded(const struct conns *c)
+{
+    return c->n > c->opts.n_max - c->opts.n_max / 8;
+}
+
+/* At the limit nobody is let in whose coming would make room, so that half of the places are freed here. */
+static void thin_out(struct conns *c, uint64_t now)
+{
+    uint32_t n_up = 0;
+
+    for (const struct conn *conn = c->first; conn; conn = conn->next)
+        n_up += !conn->is_down;
+    for (struct conn *conn = c->first; conn && n_up > c->opts.n_max / 2; conn = conn->next)
+        if (may_go(conn, now)) {
+            put_down(conn);
+            n_up--;
+        }
+}
+
 static void sweep(struct conns *c)
 {
     uint64_t now = clock_ns();
 
     for (struct conn *conn = c->first; conn; conn = conn->next)
-        if (conn->t_deadline_ns && now >= conn->t_deadline_ns)
+        if ((conn->t_deadline_ns && now >= conn->t_deadline_ns) || is_ended(conn))
             put_down(conn);
+    if (is_crowded(c))
+        thin_out(c, now);
 }
 
 static void *run(void *arg)
@@ -139,31 +200,19 @@ void conns_free(struct conns *c)
     mem_free(c);
 }
 
-/* What the peer sent and nobody read yet: > 0 there is something, 0 its end, < 0 nothing. */
-static ssize_t unread(const struct conn *conn)
-{
-    char byte;
-
-    return recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-}
-
-/* Makes room when connections run short: the oldest one that nobody is working for goes. In a burst many are accepted before any is
-   read, so one whose request lies there unread stays. */
+/* Makes room when connections run short: the oldest that may goes. */
 static void make_room(struct conns *c)
 {
     unsigned n_left = N_LOOKS;
+    uint64_t now = clock_ns();
 
-    if (c->n <= c->opts.n_max - c->opts.n_max / 8)
+    if (!is_crowded(c))
         return;
-    for (struct conn *conn = c->first; conn && n_left; conn = conn->next) {
-        if ((conn->phase != CONN_HEADERS && conn->phase != CONN_IDLE) || conn->is_down)
-            continue;
-        n_left--;
-        if (unread(conn) <= 0) {
+    for (struct conn *conn = c->first; conn && n_left; conn = conn->next, n_left--)
+        if (may_go(conn, now)) {
             put_down(conn);
             return;
         }
-    }
 }
 
 static uint64_t deadline(const struct conns *c, enum conn_phase phase)
@@ -190,6 +239,7 @@ struct conn *conns_add(struct conns *c, int fd)
     conn->fd = fd;
     (void)pthread_mutex_lock(&c->mu);
     conn->i_conn = ++c->n_ever;
+    conn->t_born_ns = clock_ns();
     conn->t_deadline_ns = deadline(c, CONN_HEADERS);
     conn->prev = c->last;
     *(c->last ? &c->last->next : &c->first) = conn;
@@ -221,8 +271,7 @@ void conns_phase(struct conns *c, struct conn *conn, enum conn_phase phase)
     (void)pthread_mutex_lock(&c->mu);
     conn->phase = phase;
     conn->t_deadline_ns = deadline(c, phase);
-    if (phase == CONN_IDLE && unread(conn) == 0)
-        conn->t_deadline_ns = clock_ns() + (uint64_t)ENDED_MS * 1000000;
+    conn->is_end_seen = false;
     (void)pthread_mutex_unlock(&c->mu);
 }
 
