@@ -85,8 +85,8 @@ def lora(module, n_out, n_in, rank=2, scale=0.01, alpha=1):
 
 
 def say_skip(result, test, reason, add_skip=unittest.TextTestResult.addSkip):
-    """Each skip is a line that ./test collects."""
-    print(f"SKIP: {test.id().removeprefix('__main__.')}: {reason}", flush=True)
+    """Each skip is a line of its own, behind the dots that unittest writes, which ./test collects."""
+    print(f"\nSKIP: {test.id().removeprefix('__main__.')}: {reason}", flush=True)
     add_skip(result, test, reason)
 
 
