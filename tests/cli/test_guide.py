@@ -31,7 +31,7 @@ def runnable(text):
 class Guide(unittest.TestCase):
     def test_every_block_runs(self):
         if not shutil.which("curl"):
-            print("SKIP: curl is not installed: the lines of the guide are not run", flush=True)
+            print("SKIP: guide: curl is not installed", flush=True)
             self.skipTest("no curl")
         for name, text in pages().items():
             self.assertEqual(text.count("<!-- run -->"), len(BLOCK.findall(text)), name)

@@ -24,6 +24,7 @@ NOBODY = 65534
 UNIT = os.path.join(SOURCE, "packaging", "pageflip.service.in")
 HEADERS = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h")
 IS_ROOT = os.geteuid() == 0
+BECOME = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"] if IS_ROOT else []
 
 # directive -> words for bwrap, a name of a part of the system call filter, or why it is not tried here
 ENTRY = "handled by start()"
@@ -160,8 +161,7 @@ class Sandbox(unittest.TestCase):
         cache = tempfile.mkdtemp(dir=self.dir)
         if IS_ROOT:
             os.chown(cache, NOBODY, NOBODY)
-        command = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"] if IS_ROOT else []
-        command += ["bwrap", "--ro-bind", "/", "/", *inside, "--ro-bind", self.dir, self.dir, "--bind", cache, cache, "--die-with-parent", "--new-session",
+        command = [*BECOME, "bwrap", "--ro-bind", "/", "/", *inside, "--ro-bind", self.dir, self.dir, "--bind", cache, cache, "--die-with-parent", "--new-session",
                     "--setenv", "CACHE_DIRECTORY", cache]
         fds = []
         program = Filter(calls)
@@ -265,7 +265,7 @@ class Sandbox(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not IS_ROOT and subprocess.run(["bwrap", "--ro-bind", "/", "/", "true"], check=False, capture_output=True).returncode:
+    if subprocess.run([*BECOME, "bwrap", "--unshare-user", "--ro-bind", "/", "/", "true"], check=False, capture_output=True).returncode:
         print("SKIP: packaging: this machine gives users no namespaces")
         sys.exit(0)
     unittest.main()
