@@ -21,8 +21,9 @@
 #define PANELS_BYTES      ((size_t)16 << 20)
 #define PANEL_BYTES_MIN   ((size_t)256 << 10)
 #define COMMIT_BYTES_MIN  ((uint64_t)1 << 20)
-#define COMMIT_BYTES_MAX  ((uint64_t)256 << 20)
-#define N_BEHIND          6 /* items of a worker that may still be on their way to the disk */
+#define COMMIT_BYTES_MAX  ((uint64_t)1024 << 20)
+#define N_BEHIND                                                                                   \
+    64 /* items of a worker that may still be on their way to the disk: what a disk writes in a blink */
 
 struct behind {
     int fd;
