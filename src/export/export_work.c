@@ -1,6 +1,6 @@
 /*
  * The workers of a merge. Each takes the next item, writes it, tells the kernel to start writing it back and waits for what
- * it wrote a little earlier, so that dirty pages stay bounded and the disk never idles. Every few hundred MiB one of them
+ * it wrote a little earlier, so that dirty pages stay bounded and the disk never idles. At every sixteenth, or GiB, one of them
  * commits: data synced, base verified, journal appended. Must never let a byte that was computed from a changed base
  * reach the journal.
  */
@@ -282,7 +282,8 @@ static int make_workers(struct run *r, pf_error *err)
 {
     unsigned n = r->opts->n_threads;
     if (!n) {
-        n = pool_default_threads();
+        n = pool_default_threads() +
+            1; /* one may wait for the disk while the others use the CPUs */
         n = n < N_WORKERS_DEFAULT ? n : N_WORKERS_DEFAULT;
     }
     int rc = pool_new(n, &r->pool, err);
@@ -339,9 +340,9 @@ static int set_up(struct run *r, struct work_result *out, pf_error *err)
     }
     atomic_store_explicit(&r->n_done, out->n_bytes_resumed, memory_order_relaxed);
     r->n_commit = plan->n_bytes / 16;
-    r->n_commit = r->n_commit < COMMIT_BYTES_MIN   ? COMMIT_BYTES_MIN
-                  : r->n_commit > COMMIT_BYTES_MAX ? COMMIT_BYTES_MAX
-                                                   : r->n_commit;
+    r->n_commit = r->n_commit < COMMIT_BYTES_MIN         ? COMMIT_BYTES_MIN
+                  : plan->n_bytes > 4 * COMMIT_BYTES_MAX ? COMMIT_BYTES_MAX
+                                                         : r->n_commit;
     return rc;
 }
 
