@@ -14,8 +14,12 @@
 #define MODEL     PF_SOURCE_DIR "/data/emoji-dit"
 #define N_READERS 4
 #define N_COMPS   12
+#ifdef __SANITIZE_THREAD__ /* some fifty times as slow, and it needs no thousand to see a race */
+#define N_CHANGES 250
+#else
 #define N_CHANGES 1000
-#define N_PANELS  24 /* per visit of a view */
+#endif
+#define N_PANELS 24 /* per visit of a view */
 
 /* ------------------------------------------------------------------------------------ interposed calls */
 
