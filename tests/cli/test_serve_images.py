@@ -299,16 +299,13 @@ class Ends(unittest.TestCase):
 
     def test_health_shows_a_change_in_progress(self):
         server = self.start("--build-rate", "64K")
-        waiting = threading.Thread(target=server.post,
-                                   args=("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto", "merge_mode": "merge"}))
-        waiting.start()
-        until = time.monotonic() + 60
-        while server.get("/health").json["changes_in_progress"] == 0 and time.monotonic() < until:
-            pass
+        base = server.get("/v1/status").json["composition"]
+        waiting = Background(server.post, "/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto", "merge_mode": "merge"})
+        # It counts from its first moment on; superseded it can be from when its composition is published and it waits for the files.
+        wait_for(lambda: server.get("/v1/status").json["composition"] != base)
         self.assertEqual(server.get("/health").json["changes_in_progress"], 1)
-        self.assertEqual(server.post("/v1/deactivate_lora_weights", {}).status, 200)  # and what waited is superseded
-        waiting.join(60)
-        self.assertFalse(waiting.is_alive())
+        self.assertEqual(server.post("/v1/deactivate_lora_weights", {}).status, 200)
+        waiting.wait(60)
         self.assertEqual(server.get("/health").json["changes_in_progress"], 0)
 
     def test_a_change_that_waits_for_its_overlay_does_not_hold_up_the_end(self):
