@@ -1,5 +1,5 @@
 /*
- * AVX-512 (F, BW, DQ, VL) with FMA: 14 x 32 tiles, 28 of the 32 registers are chains. Rounding to bf16 is integer arithmetic: vcvtneps2bf16
+ * AVX-512 (F, BW, DQ, VL) with FMA: 12 x 32 tiles, 24 of the 32 registers are chains. Rounding to bf16 is integer arithmetic: vcvtneps2bf16
  * would flush subnormals. Compiled with its own flags; called only after cpu_has and the self-check.
  */
 #include "tensor/dtype.h"

@@ -38,17 +38,26 @@ static struct {
     char why[256]; /* it cannot be used; empty: it can */
 } blas;
 
+/* Sets what the user has not set; says whether it must be taken back, since it is not for our children. */
+static bool lend_env(const char *name, const char *value)
+{
+    return value && !getenv(name) && setenv(name, value, 0) == 0;
+}
+
 static void *open_library(void)
 {
     static const char *const names[] = {PF_OPENBLAS_PATH, "libopenblas.so.0"};
     const char *core = cpu_has(CPU_AVX512) ? "SkylakeX" : cpu_has(CPU_AVX2) ? "Haswell" : NULL;
-    bool is_ours =
-        core && !getenv("OPENBLAS_CORETYPE") && setenv("OPENBLAS_CORETYPE", core, 0) == 0;
+    const bool is_core_ours = lend_env("OPENBLAS_CORETYPE", core);
+    /* Its threads, which only a yardstick uses, else spin on our CPUs for 2^26 cycles before they sleep. */
+    const bool is_timeout_ours = lend_env("OPENBLAS_THREAD_TIMEOUT", "4");
     void *lib = NULL;
     for (size_t i = 0; !lib && i < PF_COUNTOF(names); i++)
         lib = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    if (is_ours)
-        (void)unsetenv("OPENBLAS_CORETYPE"); /* not for our children */
+    if (is_core_ours)
+        (void)unsetenv("OPENBLAS_CORETYPE");
+    if (is_timeout_ours)
+        (void)unsetenv("OPENBLAS_THREAD_TIMEOUT");
     return lib;
 }
 
