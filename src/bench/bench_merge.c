@@ -206,10 +206,7 @@ struct rank_times {
 static double report_rank(const struct lab *lab, int64_t rank, struct rank_times *times,
                           double peak, struct json *rows)
 {
-    double pairs[BENCH_REPS_MAX]; /* of one repetition: a machine that slows down slows both */
-    for (unsigned i = 0; i < lab->o.n_reps; i++)
-        pairs[i] = times->theirs[i] / times->ours[i];
-    const double ratio = bench_median(pairs, lab->o.n_reps);
+    const double ratio = bench_median_ratio(times->theirs, times->ours, lab->o.n_reps);
     const double t = bench_median(times->ours, lab->o.n_reps);
     const double t_sgemm = bench_median(times->theirs, lab->o.n_reps);
     const double n = (double)lab->o.n_rows * (double)lab->o.n_cols;

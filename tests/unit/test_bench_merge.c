@@ -5,6 +5,7 @@
 #include "testing.h"
 
 #include "bench/bench_merge.h"
+#include "bench/stats.h"
 
 static double number(const struct json *object, const char *key)
 {
@@ -18,7 +19,8 @@ static void merge_reports_every_rank_and_thread_count(void **state)
     (void)state;
     static const int64_t ranks[] = {3, 16};
     const struct bench_merge_opts opts = {
-        .n_rows = 67, .n_cols = 129, .ranks = ranks, .n_ranks = 2, .n_threads = 2, .n_reps = 2};
+        .n_rows = 67, .n_cols = 129, .ranks = ranks, .n_ranks = 2, .n_threads = 2, .n_reps = 1};
+    /* One repetition: the median of the pairs is the quotient of the medians. */
     struct json *result = NULL;
     pf_error err;
     assert_ok(bench_merge_run(&opts, &result, &err), &err);
@@ -59,6 +61,15 @@ static void merge_reports_every_rank_and_thread_count(void **state)
     assert_non_null(strstr(text, "geometric mean"));
     fclose(f);
     json_free(result);
+}
+
+static void ratios_are_of_pairs(void **state)
+{
+    (void)state;
+    /* The second repetition ran on a machine ten times slower: the quotient of the medians would be 1. */
+    const double theirs[] = {2, 20, 4}, ours[] = {1, 10, 4};
+    assert_true(bench_median_ratio(theirs, ours, 3) > 1.999);
+    assert_true(bench_median_ratio(theirs, ours, 3) < 2.001);
 }
 
 static void merge_refuses_nonsense(void **state)
@@ -103,6 +114,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(merge_reports_every_rank_and_thread_count),
+        cmocka_unit_test(ratios_are_of_pairs),
         cmocka_unit_test(merge_refuses_nonsense),
         cmocka_unit_test(read_reports_the_bundled_model),
     };
