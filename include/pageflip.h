@@ -52,13 +52,13 @@ enum {
     PF_E_NOTFOUND = -4, /* a file, tensor, component or class does not exist */
     PF_E_FORMAT = -5,   /* a file breaks the rules of its format; `off` is the byte offset */
     PF_E_RANGE = -6,    /* a size overflows or lies beyond a bound */
-    PF_E_UNSUPPORTED =
-        -7,               /* understood, and refused by name: a family, dtype, class or file type */
+    /* Understood, and refused by name: a family, dtype, class or file type */
+    PF_E_UNSUPPORTED = -7,
     PF_E_MISMATCH = -8,   /* adapter and base, or two factors, disagree about a shape or rank */
     PF_E_UNMATCHED = -9,  /* adapter keys that name no tensor of the base */
     PF_E_AMBIGUOUS = -10, /* one name, two possible tensors */
-    PF_E_CONFLICT =
-        -11, /* two sources (config, metadata, alpha tensors, spellings) contradict each other */
+    /* Two sources (config, metadata, alpha tensors, spellings) contradict each other */
+    PF_E_CONFLICT = -11,
     PF_E_NONFINITE = -12, /* NaN or infinity in factors */
     PF_E_OVERFLOW = -13,  /* the merged weights would not be finite in their dtype */
     PF_E_TRUNCATED = -14, /* a mapped file shrank under us */
@@ -171,8 +171,8 @@ struct pf_checkpoint_info {
 /* PF_E_NOTFOUND, PF_E_FORMAT, PF_E_UNSUPPORTED (.bin, .ckpt, .pt, .gguf: refused by name, with a hint). */
 PF_API int pf_checkpoint_open(const char *path, const struct pf_checkpoint_opts *opts,
                               struct pf_checkpoint **out_ckpt, pf_error *err);
-PF_API void pf_checkpoint_close(
-    struct pf_checkpoint *ckpt); /* drops one reference; views and compositions hold their own */
+/* Drops one reference; views and compositions hold their own */
+PF_API void pf_checkpoint_close(struct pf_checkpoint *ckpt);
 PF_API void pf_checkpoint_info(const struct pf_checkpoint *ckpt,
                                struct pf_checkpoint_info *out_info);
 PF_API void pf_checkpoint_component(const struct pf_checkpoint *ckpt, uint32_t i,
@@ -247,15 +247,13 @@ struct pf_lora {
     const char *target;
 };
 
-enum {
-    PF_MERGE_BASE = 0,
-    PF_MERGE_F32 = 1
-}; /* merge precision: rounded to the base dtype, or kept in f32 */
+/* Merge precision: rounded to the base dtype, or kept in f32. */
+enum { PF_MERGE_BASE = 0, PF_MERGE_F32 = 1 };
 
 struct pf_composition_opts {
     uint32_t size;
-    bool
-        allow_unmatched; /* keys that match nothing become a note; nothing matched at all stays an error */
+    /* Keys that match nothing become a note; nothing matched at all stays an error */
+    bool allow_unmatched;
     int32_t merge_dtype; /* PF_MERGE_* */
 };
 
@@ -288,8 +286,8 @@ PF_API bool pf_composition_changes(const struct pf_composition *comp, uint32_t i
 /* How much of what was asked for survives rounding to the base dtype: sum(applied x wanted) / sum(wanted^2). */
 struct pf_fidelity {
     double survival; /* 1 when nothing is lost; for PF_MERGE_F32 1 up to its own rounding */
-    double
-        fraction_changed; /* of the elements of changed tensors, those whose bits differ from the base */
+    /* Of the elements of changed tensors, those whose bits differ from the base */
+    double fraction_changed;
     uint64_t n_elements; /* looked at: all up to 2^20, else rows at a fixed stride */
 };
 PF_API int pf_composition_fidelity(struct pf_composition *comp, struct pf_fidelity *out_fidelity,
@@ -353,8 +351,8 @@ struct pf_merge_opts {
     uint32_t size;
     bool force;         /* replace an existing output */
     uint32_t n_threads; /* 0: one per CPU that this process may use */
-    uint32_t i_part,
-        n_parts; /* this process writes its share; n_parts 0: everything. i_part counts from 0 */
+    /* This process writes its share; n_parts 0: everything. i_part counts from 0 */
+    uint32_t i_part, n_parts;
     pf_progress_fn progress;
     void *progress_ctx;
 };
@@ -400,8 +398,8 @@ PF_API int pf_model_open(struct pf_checkpoint *ckpt, const struct pf_model_opts 
                          struct pf_model **out_model, pf_error *err);
 PF_API void pf_model_close(struct pf_model *model);
 PF_API void pf_model_info(const struct pf_model *model, struct pf_model_info *out_info);
-PF_API const char *pf_model_class_name(const struct pf_model *model,
-                                       uint32_t i_class); /* NULL: no names, or past the end */
+/* NULL: no names, or past the end */
+PF_API const char *pf_model_class_name(const struct pf_model *model, uint32_t i_class);
 /* The class that the words of a prompt pick ("a cat, please" -> 25). PF_E_NOTFOUND lists near matches. */
 PF_API int pf_model_find_class(const struct pf_model *model, const char *prompt,
                                uint32_t *out_class, pf_error *err);
@@ -464,8 +462,8 @@ struct pf_engine;
 
 enum {
     PF_WAY_AUTO = 0, /* stream now, overlay when built, in place for resident layers */
-    PF_WAY_OVERLAY =
-        1, /* merged files: the change waits for them; without a usable cache it streams and says so */
+    /* Merged files: the change waits for them; without a usable cache it streams and says so */
+    PF_WAY_OVERLAY = 1,
     PF_WAY_STREAM = 2,  /* deltas are added while panels are read */
     PF_WAY_INPLACE = 3, /* resident layers are rewritten, the others stream */
 };
@@ -504,8 +502,8 @@ struct pf_engine_lora {
 
 struct pf_change_report {
     char composition[33];
-    const char
-        *way; /* "base", "stream", "overlay", "inplace": how most changed layers are read now */
+    /* "base", "stream", "overlay", "inplace": how most changed layers are read now */
+    const char *way;
     uint32_t n_tensors_changed, n_layers_changed;
     uint32_t n_keys_matched, n_keys_unmatched;
     double took_ms, effect_ms; /* the whole call; until the view was published */
@@ -517,8 +515,8 @@ struct pf_change_report {
 /* Holds a reference to ckpt. An unusable cache is no error: see status. */
 PF_API int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts,
                           struct pf_engine **out_engine, pf_error *err);
-PF_API void
-pf_engine_close(struct pf_engine *engine); /* ends background work; views that are out stay valid */
+/* Ends background work; views that are out stay valid */
+PF_API void pf_engine_close(struct pf_engine *engine);
 
 /* Another path or a changed file under a known nickname loads it anew; what acts keeps what it was made with. */
 PF_API int pf_engine_load(struct pf_engine *engine, const char *nickname, const char *path,
@@ -573,8 +571,8 @@ PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *
 struct pf_layer_status {
     const char *place;     /* "base", "stream", "overlay", "resident" */
     const char *residency; /* "kept", "mapped", "resident" */
-    uint64_t
-        n_merged_bytes;     /* of the tensors that the composition changes, in their merged dtype */
+    /* Of the tensors that the composition changes, in their merged dtype */
+    uint64_t n_merged_bytes;
     uint64_t n_built_bytes; /* of those, what an overlay holds or a running build has written */
 };
 PF_API int pf_engine_layer_status(struct pf_engine *engine, uint32_t i_layer,
@@ -606,13 +604,13 @@ struct pf_cache_adapter {
 };
 struct pf_cache_entry {
     const char *digest; /* of the composition */
-    const char *
-        state; /* "complete", "partial" (a build was killed or cancelled; the next one goes on), "building" */
+    /* "complete", "partial" (a build was killed or cancelled; the next one goes on), "building" */
+    const char *state;
     bool is_in_use; /* by any process */
     uint64_t n_bytes;
     int64_t used_at_s; /* seconds since 1970 */
-    const char
-        *base; /* path of the checkpoint; NULL unless the entry was completed, like what follows */
+    /* Path of the checkpoint; NULL unless the entry was completed, like what follows */
+    const char *base;
     const char *merge_dtype; /* "base", "f32" */
     const struct pf_cache_adapter *adapters;
     uint32_t n_adapters;

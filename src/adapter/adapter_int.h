@@ -43,8 +43,8 @@ struct ad_module {
     int64_t rows;    /* of the change: B's, or those of the bias where there is nothing else */
     bool has_alpha;  /* a tensor or a config gives one */
     double alpha, scale;
-    double
-        denominator; /* scale = alpha / denominator; 0: an alpha has no meaning here, the scale stays 1 */
+    /* Scale = alpha / denominator; 0: an alpha has no meaning here, the scale stays 1 */
+    double denominator;
     bool is_transposed;   /* fan_in_fan_out */
     bool is_silent;       /* neither alpha nor config: scale 1 is an assumption */
     const char *conflict; /* two sources disagree: what each says; NULL: they agree */
@@ -81,8 +81,8 @@ struct pf_adapter {
     size_t n_rows;
     struct st_meta *meta; /* NUL-terminated copies */
     size_t n_meta;
-    struct ad_notes
-        notes; /* about the file, whatever the scale: part of every resolution's notes */
+    /* About the file, whatever the scale: part of every resolution's notes */
+    struct ad_notes notes;
     struct ad_notes scale_notes; /* as the file says, without an explicit alpha */
     struct digest digest;
     struct pf_adapter_info info;

@@ -43,8 +43,8 @@ struct delta {
     double scale; /* alpha / rank (or / sqrt(rank)); strength is not in it. 1 for diff and bias */
     struct factor f[4];
     double max_abs[4]; /* of each factor, for the overflow proof; 0 when unused */
-    const char *
-        key; /* the module as spelled in the file: last tie-break of the canonical order, and messages */
+    /* The module as spelled in the file: last tie-break of the canonical order, and messages */
+    const char *key;
 };
 
 enum delta_need delta_need(const struct delta *d, int64_t *out_row_group);

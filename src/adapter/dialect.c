@@ -16,8 +16,8 @@
 struct spelling {
     const char *suffix;
     enum ad_leaf leaf;
-    bool
-        is_named; /* PEFT may leave the adapter's name behind the first word: `.lora_A.default.weight` */
+    /* PEFT may leave the adapter's name behind the first word: `.lora_A.default.weight` */
+    bool is_named;
     const char *refused;
 };
 
@@ -306,8 +306,8 @@ size_t dialect_candidates(struct str module, struct ad_candidate out[AD_CANDIDAT
     size_t n = 0;
     enum ad_role role = AD_ANY;
     struct str component = {module.p, 0}, path = module;
-    bool is_wrapped =
-        false; /* behind PEFT's prefix comes a model's own path: it addresses nobody */
+    /* Behind PEFT's prefix comes a model's own path: it addresses nobody */
+    bool is_wrapped = false;
     out[n++] = (struct ad_candidate){.path = module, .is_whole = true};
     while (n < 4) {
         enum ad_role r;

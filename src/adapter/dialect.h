@@ -39,8 +39,8 @@ enum ad_leaf {
 struct ad_split {
     struct str module; /* slice of the key */
     enum ad_leaf leaf;
-    const char *
-        append; /* belongs to the module's path ("diff_m" changes `<module>.modulation`), or NULL */
+    /* Belongs to the module's path ("diff_m" changes `<module>.modulation`), or NULL */
+    const char *append;
     const char *refused; /* LEAF_REFUSED: what it is and why not */
 };
 struct ad_split dialect_split(struct str key);

@@ -9,16 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NEAREST_MAX                                                                                \
-    AD_LIST_MAX /* modules for which a nearest name is looked for: each costs a pass over the base */
+/* Modules for which a nearest name is looked for: each costs a pass over the base */
+#define NEAREST_MAX AD_LIST_MAX
 
 struct resolver {
     const struct pf_adapter *a;
     const struct resolve_opts *opts;
     struct base_names names;
     struct place *places; /* of each module */
-    int64_t (
-        *slot_rows)[PLACE_PARTS_MAX]; /* of each base tensor that is fused here; NULL: none is */
+    /* Of each base tensor that is fused here; NULL: none is */
+    int64_t (*slot_rows)[PLACE_PARTS_MAX];
     bool *is_left_out; /* of each tensor: a leaf of a placed module that has no target */
     struct delta_list deltas;
     struct unmatched *unmatched;

@@ -7,11 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum cpu_isa {
-    CPU_SCALAR,
-    CPU_AVX2,
-    CPU_AVX512
-}; /* AVX2 means AVX2 + FMA + F16C; AVX512 means F, BW, DQ, VL too */
+/* AVX2 means AVX2 + FMA + F16C; AVX512 means F, BW, DQ, VL too. */
+enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512 };
 
 bool cpu_has(enum cpu_isa isa);             /* CPU and operating system */
 const char *cpu_isa_name(enum cpu_isa isa); /* "scalar", "avx2", "avx512" */

@@ -16,8 +16,8 @@
 #include "base/mem.h"
 
 #define COPY_STEP_BYTES ((uint64_t)8 << 20) /* one fault point each */
-#define FETCH_BYTES                                                                                \
-    ((uint64_t)128 << 10) /* one request is cut to read_ahead_kb, of which this is the usual size */
+/* One request is cut to read_ahead_kb, of which this is the usual size */
+#define FETCH_BYTES       ((uint64_t)128 << 10)
 #define COPY_BUFFER_BYTES ((size_t)256 << 10)
 
 static int64_t time_ns(struct timespec t)

@@ -34,10 +34,10 @@ void file_map_fetch(const struct file_map *m, uint64_t off, uint64_t n_bytes);
 /* PF_E_TRUNCATED or PF_E_CHANGED, naming path, when the inode behind the mapping differs from its stamp. */
 int file_map_check(const struct file_map *m, const char *path, pf_error *err);
 
-int file_read_all(const char *path, size_t n_bytes_max, char **out_p, size_t *out_n,
-                  pf_error *err); /* NUL added; owned by caller */
-int file_pread(int fd, void *p, size_t n_bytes, uint64_t off, const char *path,
-               pf_error *err); /* exact, or PF_E_TRUNCATED */
+/* NUL added; owned by caller */
+int file_read_all(const char *path, size_t n_bytes_max, char **out_p, size_t *out_n, pf_error *err);
+/* Exact, or PF_E_TRUNCATED */
+int file_pread(int fd, void *p, size_t n_bytes, uint64_t off, const char *path, pf_error *err);
 int file_pwrite(int fd, const void *p, size_t n_bytes, uint64_t off, const char *path,
                 pf_error *err); /* exact */
 /* Copies a range in the kernel where it can (copy_file_range), else through a bounded buffer. Counts as writes. */
@@ -63,8 +63,8 @@ int file_new_publish(struct file_new *f, pf_error *err);
 void file_new_abort(struct file_new *f);
 
 int file_write_atomic(const char *path, const void *p, size_t n_bytes, pf_error *err);
-int file_reserve(int fd, uint64_t n_bytes, const char *path,
-                 pf_error *err); /* fallocate; PF_E_NOSPACE; no support is no error */
+/* fallocate; PF_E_NOSPACE; no support is no error */
+int file_reserve(int fd, uint64_t n_bytes, const char *path, pf_error *err);
 int file_sync_dir(const char *dir, pf_error *err);
 int file_mkdirs(const char *dir, pf_error *err);       /* like mkdir -p, 0777 & ~umask */
 int file_remove_tree(const char *path, pf_error *err); /* absent is fine; follows no link */
@@ -76,8 +76,8 @@ struct file_lock {
     int fd;
     int64_t pid; /* who took it */
 };
-int file_lock_try(struct file_lock *l, const char *path,
-                  pf_error *err); /* PF_E_BUSY when somebody has it */
+/* PF_E_BUSY when somebody has it */
+int file_lock_try(struct file_lock *l, const char *path, pf_error *err);
 int file_lock_shared_try(struct file_lock *l, const char *path, pf_error *err);
 void file_lock_release(struct file_lock *l);
 

@@ -117,8 +117,8 @@ int file_new_publish(struct file_new *f, pf_error *err)
     char *dir = path_dir(f->path);
     rc = dir ? file_sync_dir(dir, err) : err_nomem(err, 0, "a path");
     mem_free(dir);
-    forget(
-        f); /* it has its final name: nothing to unlink any more, even if the directory did not sync */
+    /* It has its final name: nothing to unlink any more, even if the directory did not sync */
+    forget(f);
     return rc;
 }
 

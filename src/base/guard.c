@@ -44,8 +44,8 @@ static void die_by_default(int sig)
 {
     struct sigaction dfl = {.sa_handler = SIG_DFL};
     (void)sigemptyset(&dfl.sa_mask);
-    (void)sigaction(sig, &dfl,
-                    NULL); /* if this failed we would come back here: nothing better to do */
+    /* If this failed we would come back here: nothing better to do */
+    (void)sigaction(sig, &dfl, NULL);
     (void)raise(sig);
 }
 

@@ -17,9 +17,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-int guard_register(
-    const void *p,
-    size_t n_bytes); /* handle, or -1 when the table (65,536 mappings) is full or memory is short */
+/* Handle, or -1 when the table (65,536 mappings) is full or memory is short */
+int guard_register(const void *p, size_t n_bytes);
 void guard_unregister(int i_guard); /* -1 is fine */
 bool guard_tripped(int i_guard);    /* stays true; -1 is never tripped */
 

@@ -17,8 +17,8 @@ struct digest hash_bytes(const void *p, size_t n_bytes);
 bool digest_eq(struct digest a, struct digest b);
 int digest_cmp(struct digest a, struct digest b); /* hi first */
 void digest_hex(struct digest d, char out[DIGEST_HEX_LEN + 1]);
-bool digest_parse(const char *hex,
-                  struct digest *out); /* exactly 32 lower-case hex digits and NUL */
+/* Exactly 32 lower-case hex digits and NUL */
+bool digest_parse(const char *hex, struct digest *out);
 
 /* Streaming. Integers are fed little endian with a fixed width, strings with their length first: no two inputs collide by layout. */
 struct hasher;

@@ -292,8 +292,8 @@ void json_set(struct json *object, const char *key, struct json *v)
     if (object == NULL || v == NULL || type_of(object) != JSON_OBJECT || is_poisoned(object))
         goto fail;
     if (str_is_utf8(str_of(key), NULL)) {
-        json_incref(theirs(
-            v)); /* jansson drops its reference when it fails; ours is dropped by json_free */
+        /* Jansson drops its reference when it fails; ours is dropped by json_free */
+        json_incref(theirs(v));
         if (json_object_set_new_nocheck(theirs(object), key, theirs(v)) != 0)
             goto fail;
         json_decref(theirs(v));
@@ -376,8 +376,8 @@ static void write_real(struct strbuf *b, double v)
 {
     char z[64];
     for (int precision = 15; precision <= 17; precision++) {
-        (void)snprintf(z, sizeof(z), "%.*g", precision,
-                       v); /* 24 bytes at most, and a multi-byte point */
+        /* 24 bytes at most, and a multi-byte point */
+        (void)snprintf(z, sizeof(z), "%.*g", precision, v);
         if (strtod(z, NULL) == v)
             break;
     }

@@ -35,9 +35,9 @@ bool json_bool(const struct json *v);      /* false when it is none */
 struct str json_str(const struct json *v); /* {"" , 0} when it is none */
 const char *json_z(const struct json *v);  /* NULL when it is no string, or holds a NUL */
 
-const struct json *json_get(const struct json *object,
-                            const char *key); /* NULL: absent or no object */
-size_t json_len(const struct json *v);        /* of an array or object, else 0 */
+/* NULL: absent or no object */
+const struct json *json_get(const struct json *object, const char *key);
+size_t json_len(const struct json *v); /* of an array or object, else 0 */
 const struct json *json_at(const struct json *array, size_t i);
 /* Objects in insertion order. Start with NULL; NULL at the end. */
 void *json_iter_next(const struct json *object, void *iter, const char **out_key,

@@ -19,8 +19,8 @@ bool add_u64(uint64_t a, uint64_t b, uint64_t *out) PF_WARN_UNUSED;
 void *mem_alloc(size_t n_bytes) PF_WARN_UNUSED;         /* not cleared */
 void *mem_calloc(size_t n, size_t size) PF_WARN_UNUSED; /* cleared, overflow-checked */
 void *mem_realloc_array(void *p, size_t n, size_t size) PF_WARN_UNUSED; /* NULL keeps p valid */
-void *mem_aligned(size_t align,
-                  size_t n_bytes) PF_WARN_UNUSED; /* align: power of two; free with mem_free */
+/* Align: power of two; free with mem_free */
+void *mem_aligned(size_t align, size_t n_bytes) PF_WARN_UNUSED;
 char *mem_strdup(const char *s) PF_WARN_UNUSED;
 char *mem_strndup(const char *s, size_t n) PF_WARN_UNUSED;
 void mem_free(void *p);
@@ -34,8 +34,8 @@ struct arena {
     size_t n_bytes; /* handed out */
 };
 void arena_init(struct arena *a);
-void *arena_alloc(struct arena *a, size_t n_bytes)
-    PF_WARN_UNUSED; /* 16-byte aligned, cleared; NULL: out of memory */
+/* 16-byte aligned, cleared; NULL: out of memory */
+void *arena_alloc(struct arena *a, size_t n_bytes) PF_WARN_UNUSED;
 char *arena_strndup(struct arena *a, const char *s, size_t n) PF_WARN_UNUSED;
 void arena_release(struct arena *a);
 

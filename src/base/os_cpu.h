@@ -37,8 +37,8 @@ static inline uint64_t os_xcr0(void)
 static inline void os_cpu_isa(bool *out_avx2, bool *out_avx512)
 {
     const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
-    const uint32_t avx2 = 1u << 5,
-                   avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
+    /* F DQ BW VL */
+    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     uint32_t a = 0, b = 0, c = 0, d = 0, b7 = 0, c7 = 0;
     *out_avx2 = *out_avx512 = false;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & osxsave) ||

@@ -104,8 +104,8 @@ int pool_new(unsigned n_threads, struct pool **out_pool, pf_error *err)
     struct pool *pool = mem_calloc(1, n_bytes);
     if (!pool)
         return err_nomem(err, n_bytes, "a thread pool");
-    (void)pthread_mutex_init(&pool->mu,
-                             NULL); /* these cannot fail on Linux with default attributes */
+    /* These cannot fail on Linux with default attributes */
+    (void)pthread_mutex_init(&pool->mu, NULL);
     (void)pthread_cond_init(&pool->work, NULL);
     (void)pthread_cond_init(&pool->idle, NULL);
     pool->n_workers = n_threads;

@@ -12,13 +12,13 @@
 struct pool;
 typedef void (*pool_fn)(void *ctx, size_t i_task, unsigned i_worker);
 
-int pool_new(unsigned n_threads, struct pool **out_pool,
-             pf_error *err); /* 0: pool_default_threads() */
+/* 0: pool_default_threads() */
+int pool_new(unsigned n_threads, struct pool **out_pool, pf_error *err);
 void pool_free(struct pool *pool);
 unsigned pool_n_workers(const struct pool *pool);
 void pool_run(struct pool *pool, size_t n_tasks, pool_fn fn, void *ctx);
-unsigned pool_default_threads(
-    void); /* CPUs in the affinity mask, capped by the cgroup CPU quota (rounded up), 1..256 */
+/* CPUs in the affinity mask, capped by the cgroup CPU quota (rounded up), 1..256 */
+unsigned pool_default_threads(void);
 /* The tightest "cpu.max" from the process's cgroup (a line of proc_cgroup, "/proc/self/cgroup") up to cgroup_root, in CPUs, rounded up;
  * 0: no quota. */
 unsigned pool_quota_cpus(const char *cgroup_root, const char *proc_cgroup);

@@ -9,8 +9,8 @@
 uint64_t clock_ns(void); /* monotonic */
 
 uint64_t proc_anon_bytes(void); /* RssAnon + RssShmem + HugetlbPages of this process */
-uint64_t proc_read_bytes(
-    void); /* read_bytes of /proc/self/io: from storage, honest about readahead; 0 when unreadable */
+/* read_bytes of /proc/self/io: from storage, honest about readahead; 0 when unreadable */
+uint64_t proc_read_bytes(void);
 uint64_t proc_write_bytes(void);
 
 /* Samples proc_anon_bytes every 5 ms on its own thread (and at start and stop) and keeps the peak. Its stack is 64 KiB. */

@@ -31,8 +31,8 @@ bool str_to_u64(struct str s, uint64_t *out);
 bool str_to_double(struct str s, double *out);
 /* Damerau-free edit distance, capped: returns cap + 1 when larger. O(cap * n). */
 size_t str_distance(struct str a, struct str b, size_t cap);
-bool str_is_utf8(struct str s,
-                 size_t *out_off_bad); /* strict: no overlongs, no surrogates, <= U+10FFFF */
+/* Strict: no overlongs, no surrogates, <= U+10FFFF */
+bool str_is_utf8(struct str s, size_t *out_off_bad);
 
 /* Replaces control bytes by '?': names from files are printed on terminals and in logs. */
 void str_tame(char *p, size_t n);

@@ -42,8 +42,8 @@ struct bench_make_opts {
     double delta_rms;    /* of the delta, relative to that of the weights; 0: 1e-3 */
     uint64_t seed;
     uint32_t n_threads; /* 0: one per CPU that this process may use */
-    uint32_t
-        width_divisor; /* for tests: every width of h3 divided by this power of two, up to 128; 0: 1 */
+    /* For tests: every width of h3 divided by this power of two, up to 128; 0: 1 */
+    uint32_t width_divisor;
     pf_progress_fn progress; /* bytes written; returning false cancels */
     void *progress_ctx;
     struct bench_make_report *report; /* filled on success; NULL: not wanted */

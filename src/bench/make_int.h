@@ -14,8 +14,8 @@
 struct plan_tensor {
     struct str name; /* NUL-terminated too */
     struct shape shape;
-    bool
-        is_constant; /* an F32 with this value in every element, instead of noise in the plan's dtype */
+    /* An F32 with this value in every element, instead of noise in the plan's dtype */
+    bool is_constant;
     float constant;
 };
 

@@ -12,8 +12,8 @@
 
 /* Zero is the default of every field. */
 struct bench_stream_opts {
-    const char
-        *model; /* NULL: synthetic weights of h3's shape in small layers, removed afterwards */
+    /* NULL: synthetic weights of h3's shape in small layers, removed afterwards */
+    const char *model;
     uint64_t n_model_bytes; /* of synthetic weights: twice the limit */
     uint64_t n_limit_bytes; /* half of a given model, 1 GiB for a synthetic one */
     const char *dir;        /* for synthetic weights: TMPDIR, else /var/tmp */

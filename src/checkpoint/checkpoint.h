@@ -34,8 +34,8 @@ struct ckpt_component {
     const char *class_name;  /* or NULL */
     const char *index_path;  /* the .index.json, or NULL */
     uint32_t i_tensor0, n_tensors;
-    uint32_t i_layer0,
-        n_layers; /* the stem is the first layer when there is one, then blocks in natural order */
+    /* The stem is the first layer when there is one, then blocks in natural order */
+    uint32_t i_layer0, n_layers;
     uint32_t i_file0, n_files;
     uint64_t n_bytes;
 };

@@ -44,8 +44,8 @@ bool ckpt_hub_is_name(const char *name);
 /* A repository's directory of the cache, `models--org--name`: the snapshot to use. PF_E_NOTFOUND. */
 int ckpt_hub_snapshot(struct arena *a, const char *repo_dir, const char **out_dir, pf_error *err);
 
-const char *ckpt_arena_join(struct arena *a, const char *dir,
-                            const char *name);                 /* NULL: no memory */
+/* NULL: no memory */
+const char *ckpt_arena_join(struct arena *a, const char *dir, const char *name);
 const char *ckpt_arena_dir(struct arena *a, const char *path); /* "." when there is none */
 
 /* ------------------------------------------------------------------------------------------- the shard index */

@@ -9,17 +9,18 @@
 #include "base/err.h"
 #include <stddef.h>
 
-enum opt_type {           /* field in the args struct */
-                OPT_FLAG, /* bool */
-                OPT_STRING, /* const char *, borrowed from argv; OPT_FILE, OPT_MODEL and OPT_CHOICE too */
-                OPT_FILE,   /* completed as a path */
-                OPT_MODEL,  /* completed as a path */
-                OPT_CHOICE, /* one of `choices` */
-                OPT_LORA, /* struct arg_list: a path or a bundled adapter's name, with its suffixes */
-                OPT_INT, /* struct arg_int, between min and max */
-                OPT_SIZE, /* struct arg_int: bytes, "512M" or "4GiB" in powers of 1024, "4GB" in powers of 1000 */
-                OPT_REAL, /* struct arg_real, finite */
-                OPT_PART  /* struct arg_part, "i/n", 1 <= i <= n, or "auto" */
+/* Beside each: its field in the args struct. */
+enum opt_type {
+    OPT_FLAG,   /* bool */
+    OPT_STRING, /* const char *, borrowed from argv; OPT_FILE, OPT_MODEL and OPT_CHOICE too */
+    OPT_FILE,   /* completed as a path */
+    OPT_MODEL,  /* completed as a path */
+    OPT_CHOICE, /* one of `choices` */
+    OPT_LORA,   /* struct arg_list: a path or a bundled adapter's name, with its suffixes */
+    OPT_INT,    /* struct arg_int, between min and max */
+    OPT_SIZE, /* struct arg_int: bytes, "512M" or "4GiB" in powers of 1024, "4GB" in powers of 1000 */
+    OPT_REAL, /* struct arg_real, finite */
+    OPT_PART  /* struct arg_part, "i/n", 1 <= i <= n, or "auto" */
 };
 
 struct arg_list {

@@ -25,8 +25,8 @@ unsigned out_width(int fd);
 void out_field(const struct out *o, const char *label, const char *fmt, ...) PF_PRINTF(3, 4);
 /* A sentence on standard error: "pageflip: warning: ...". Nothing with --quiet. */
 void out_warn(const struct out *o, const char *fmt, ...) PF_PRINTF(2, 3);
-void out_note(const struct out *o, const char *fmt, ...)
-    PF_PRINTF(2, 3); /* worth knowing, nothing wrong */
+/* Worth knowing, nothing wrong */
+void out_note(const struct out *o, const char *fmt, ...) PF_PRINTF(2, 3);
 /* Writes and frees the document. The exit status: ok, or failed when it could not be built. */
 int out_json(const struct out *o, struct json *doc);
 /* The same as one line, flushed: for results of which there are many. */

@@ -12,8 +12,8 @@ struct progress {
     bool is_begun;
     unsigned width;
     uint64_t t_start_ns, t_drawn_ns;
-    uint64_t
-        n_done_at_start; /* a continued merge starts in the middle: that part took no time now */
+    /* A continued merge starts in the middle: that part took no time now */
+    uint64_t n_done_at_start;
 };
 
 /* Also begins the section in which Ctrl-C is polled; progress_end ends it and wipes the bar. */

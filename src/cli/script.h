@@ -40,8 +40,8 @@ struct script_line {
     const char *target, *way, *merge_dtype; /* NULL: not said */
     bool allow_unmatched;
     double factor; /* merge; 1 unless said */
-    struct lora_spec
-        *specs; /* set: n_specs; path is a nickname, a path, or a bundled adapter's name */
+    /* Set: n_specs; path is a nickname, a path, or a bundled adapter's name */
+    struct lora_spec *specs;
     size_t n_specs;
 };
 

@@ -24,8 +24,8 @@ struct session_opts {
     const char *model; /* NULL: bundled */
     const struct serving_args *serving;
     uint32_t n_threads; /* 0: one per usable CPU */
-    bool
-        is_one_shot; /* over sooner than a build: adopts what the cache has, and builds only for way overlay */
+    /* Over sooner than a build: adopts what the cache has, and builds only for way overlay */
+    bool is_one_shot;
     bool wants_adapters; /* one shot: without any the cache is of no use */
 };
 

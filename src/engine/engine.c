@@ -10,8 +10,8 @@
 #include "engine/engine_int.h"
 
 #define DEFAULT_BUILD_DELAY_MS 2000
-#define RESERVE_BYTES                                                                              \
-    ((uint64_t)256 << 20) /* of the available memory, for panels, scratch and activations */
+/* Of the available memory, for panels, scratch and activations */
+#define RESERVE_BYTES ((uint64_t)256 << 20)
 
 /* -------------------------------------------------------------------------------------- open and close */
 

@@ -25,17 +25,17 @@
 struct current {
     _Atomic uint64_t word;
 };
-void current_set(struct current *c,
-                 struct pf_view *view); /* takes a reference of its own; NULL empties */
-struct pf_view *
-current_take(struct current *c); /* a reference for the caller; never NULL after the first set */
+/* Takes a reference of its own; NULL empties */
+void current_set(struct current *c, struct pf_view *view);
+/* A reference for the caller; never NULL after the first set */
+struct pf_view *current_take(struct current *c);
 
 /* ------------------------------------------------------------------------------------------- targets */
 
 struct target_entry {
     char *nickname;
-    struct pf_adapter
-        *adapter; /* a reference: the registry may load another file under the nickname */
+    /* A reference: the registry may load another file under the nickname */
+    struct pf_adapter *adapter;
     double strength, alpha;
     bool has_alpha;
 };
@@ -132,8 +132,8 @@ struct pf_engine {
     pthread_t thread;
     bool has_thread, is_ending, is_idle;
     bool has_no_builder; /* the thread could not start its pool */
-    struct served
-        *busy; /* what the background thread works on with mu released; it holds the view */
+    /* What the background thread works on with mu released; it holds the view */
+    struct served *busy;
     pthread_cond_t wake;                         /* for the background thread: something changed */
     pthread_cond_t idle;                         /* for whoever waits for it: look again */
     _Atomic bool cancel_build, is_build_refused; /* by us; by the caller's progress function */

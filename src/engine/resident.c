@@ -43,8 +43,8 @@ static int resident_init(const struct pf_checkpoint *ckpt, struct resident *r, u
         return err_nomem(err, n, "a resident layer");
     }
     (void)madvise(buf, n, MADV_HUGEPAGE); /* fewer faults where the system has them */
-    r->is_locked =
-        mlock(buf, n) == 0; /* RLIMIT_MEMLOCK may forbid it: then it is only unlikely to be taken */
+    /* RLIMIT_MEMLOCK may forbid it: then it is only unlikely to be taken */
+    r->is_locked = mlock(buf, n) == 0;
     r->buf = buf;
     r->n_buf_bytes = n ? n : 1;
     for (uint32_t i = 0; i < layer->n_tensors; i++) {

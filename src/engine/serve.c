@@ -268,8 +268,8 @@ int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, 
     if (!s->overlay)
         (void)engine_try_adopt(e, s);
     engine_place(e, s);
-    (void)engine_has_stale_readers(
-        e); /* for its sweep: placements and views that readers have left */
+    /* For its sweep: placements and views that readers have left */
+    (void)engine_has_stale_readers(e);
     *out = s;
     return PF_OK;
 }

@@ -126,9 +126,8 @@ int stage_publish(struct stage *s, stage_wait_fn wait, void *wait_ctx, bool *out
                   pf_error *err);
 /* OUT exists: is it because a killed run of this very merge got as far as the rename? Then only tidying is left. */
 bool stage_was_published(struct stage *s, struct export_plan *plan);
-void stage_tidy(
-    struct stage
-        *s); /* removes OUT.partial: after the publish, or when nothing in it is worth keeping */
+/* Removes OUT.partial: after the publish, or when nothing in it is worth keeping */
+void stage_tidy(struct stage *s);
 void stage_distrust(struct stage *s); /* the base changed: the next run must start over */
 
 /* ------------------------------------------------------------------------------------------------------ work */

@@ -11,8 +11,8 @@
 
 #include "base/mem.h"
 
-#define AHEAD_STEP_BYTES                                                                           \
-    ((uint64_t)128 << 10)      /* one request reads no more than the device's read-ahead size */
+/* One request reads no more than the device's read-ahead size */
+#define AHEAD_STEP_BYTES  ((uint64_t)128 << 10)
 #define N_PAGES_SEEN      2048 /* of an item: 8 MiB of 4 KiB pages */
 #define MEMINFO_BYTES_MAX 65536
 

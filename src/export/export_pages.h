@@ -9,15 +9,15 @@
 
 struct pages {
     bool is_in_large, is_out_large; /* compared with the memory that is available */
-    _Atomic uint8_t
-        *is_ours; /* per item: little of it was cached before we read it; NULL unless is_in_large */
+    /* Per item: little of it was cached before we read it; NULL unless is_in_large */
+    _Atomic uint8_t *is_ours;
 };
 
 int pages_init(struct pages *p, const struct export_plan *plan, pf_error *err);
 void pages_release(struct pages *p);
 void pages_ahead(struct pages *p, const struct export_plan *plan, size_t i_item);
-void pages_populate(const struct export_plan *plan,
-                    const struct item *item); /* before merging it */
+/* Before merging it */
+void pages_populate(const struct export_plan *plan, const struct item *item);
 void pages_behind(struct pages *p, const struct export_plan *plan, size_t i_item);
 
 #endif

@@ -22,8 +22,8 @@
 #define PANEL_BYTES_MIN   ((size_t)256 << 10)
 #define COMMIT_BYTES_MIN  ((uint64_t)1 << 20)
 #define COMMIT_BYTES_MAX  ((uint64_t)1024 << 20)
-#define N_BEHIND                                                                                   \
-    64 /* items of a worker that may still be on their way to the disk: what a disk writes in a blink */
+/* Items of a worker that may still be on their way to the disk: what a disk writes in a blink */
+#define N_BEHIND 64
 
 struct behind {
     int fd;
@@ -282,8 +282,8 @@ static int make_workers(struct run *r, pf_error *err)
 {
     unsigned n = r->opts->n_threads;
     if (!n) {
-        n = pool_default_threads() +
-            1; /* one may wait for the disk while the others use the CPUs */
+        /* One may wait for the disk while the others use the CPUs */
+        n = pool_default_threads() + 1;
         n = n < N_WORKERS_DEFAULT ? n : N_WORKERS_DEFAULT;
     }
     int rc = pool_new(n, &r->pool, err);

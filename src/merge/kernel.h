@@ -43,8 +43,8 @@ struct strip {
     float s;
     int32_t dtype; /* of base: F32, F16, BF16 */
     enum kernel_finish finish;
-    bool
-        is_split; /* a was packed so, and the f32 tiles hold columns in that order; bf16, FINISH_ROUND, no mul */
+    /* a was packed so, and the f32 tiles hold columns in that order; bf16, FINISH_ROUND, no mul */
+    bool is_split;
     const uint8_t *base; /* unaligned */
     size_t base_stride;  /* bytes */
     uint8_t *out;        /* unaligned */

@@ -10,8 +10,8 @@
 
 enum {
     BLOCK_ROWS = 512, /* most rows of a block */
-    SCRATCH_A =
-        256 * 1024, /* floats of packed A: KERNEL_K x 1024 columns, or fewer links and more */
+    /* Floats of packed A: KERNEL_K x 1024 columns, or fewer links and more */
+    SCRATCH_A = 256 * 1024,
     SCRATCH_TILE = 192 * 1024, /* floats of each f32 tile */
     SCRATCH_ROW = 4096,        /* floats of a row on its way into packed A */
     SCRATCH_PAD = KERNEL_MR_MAX * SCRATCH_ROW,

@@ -20,8 +20,8 @@ struct forward {
     uint32_t n_images_max;
     bool is_guided;
     /* of the batch */
-    uint32_t n_images,
-        n_samples; /* samples: pictures with their class, then the same ones with the empty class */
+    /* Samples: pictures with their class, then the same ones with the empty class */
+    uint32_t n_images, n_samples;
     uint32_t n_conds;
     uint32_t *classes; /* per condition: the distinct classes of the batch */
     uint32_t *i_cond;  /* per sample */

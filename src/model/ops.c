@@ -23,8 +23,8 @@ static PF_ALWAYS_INLINE float exp_f32(float x)
     x = x < -87.0f ? -87.0f : x;
     float shifted = x * 0x1.715476p0f + magic;
     float k = shifted - magic;
-    float r =
-        x - k * 0x1.62ep-1f; /* ln 2 in two parts; the first has few bits, so k times it is exact */
+    /* ln 2 in two parts; the first has few bits, so k times it is exact */
+    float r = x - k * 0x1.62ep-1f;
     r = r - k * 0x1.0bfbe8p-15f;
     float p = 1.0f / 5040.0f;
     p = p * r + 1.0f / 720.0f;

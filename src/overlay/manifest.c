@@ -7,9 +7,9 @@
 
 #include "overlay/overlay_int.h"
 
-#define N_STAMPS_MAX                                                                               \
-    8 /* places where the same base was seen: two copies in turn are not read again and again */
-#define SEAL_KEY "\"digest\": \""
+/* Places where the same base was seen: two copies in turn are not read again and again */
+#define N_STAMPS_MAX 8
+#define SEAL_KEY     "\"digest\": \""
 
 static struct json *json_digest(struct digest d)
 {

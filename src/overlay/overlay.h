@@ -117,8 +117,8 @@ struct overlay_entry {
     char digest_hex[DIGEST_HEX_LEN + 1];
     bool is_partial, is_in_use, is_building;
     uint64_t n_bytes;
-    int64_t
-        used_at_ns; /* since 1970, of the last adoption; never before an earlier one's, whatever the clock did */
+    /* Since 1970, of the last adoption; never before an earlier one's, whatever the clock did */
+    int64_t used_at_ns;
     /* Known of complete entries only: */
     char *base;        /* path of the checkpoint when it was built or rechecked last */
     char *merge_dtype; /* "base" or "f32" */

@@ -36,11 +36,10 @@ const struct file_map *st_map(const struct st_file *f);
 uint64_t st_header_bytes(const struct st_file *f); /* 8 + N: where data begins */
 size_t st_n_tensors(const struct st_file *f);
 const struct st_tensor *st_tensor(const struct st_file *f, size_t i); /* sorted by file offset */
-const struct st_tensor *st_find(const struct st_file *f,
-                                struct str name); /* O(log n) or better; NULL: absent */
-const void *
-st_data(const struct st_file *f,
-        const struct st_tensor *t); /* mapped, unaligned; valid pointer even for 0 bytes */
+/* O(log n) or better; NULL: absent */
+const struct st_tensor *st_find(const struct st_file *f, struct str name);
+/* Mapped, unaligned; valid pointer even for 0 bytes */
+const void *st_data(const struct st_file *f, const struct st_tensor *t);
 size_t st_n_meta(const struct st_file *f);
 const struct st_meta *st_meta(const struct st_file *f, size_t i); /* file order */
 bool st_meta_find(const struct st_file *f, const char *key, struct str *out_value);

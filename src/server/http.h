@@ -50,9 +50,8 @@ struct http_header_out {
 struct http_stream {
     void *ctx;
     int64_t (*read)(void *ctx, struct http_request *req, char *out, size_t n_max);
-    void (*gone)(
-        void *
-            ctx); /* the client hung up: wake and end. May be called with locks held: set a flag and wake */
+    /* The client hung up: wake and end. May be called with locks held: set a flag and wake */
+    void (*gone)(void *ctx);
     void (*free)(void *ctx);
 };
 
@@ -97,11 +96,11 @@ int http_start(const struct http_opts *opts, struct http **out_http, pf_error *e
 /* Stops accepting, lets go of all connections and frees. Every request must have been answered and every stream ended. */
 void http_stop(struct http *h);
 uint32_t http_n_connections(struct http *h);
-uint32_t
-http_n_open_requests(struct http *h); /* answered ones whose answer is under way included */
+/* Answered ones whose answer is under way included */
+uint32_t http_n_open_requests(struct http *h);
 
-void http_reply(struct http_request *req,
-                struct http_response *r); /* takes over the insides of r */
+/* Takes over the insides of r */
+void http_reply(struct http_request *req, struct http_response *r);
 void http_sleep(struct http_request *req);
 void http_wake(struct http_request *req);
 

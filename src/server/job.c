@@ -173,8 +173,8 @@ static void *clerk_main(void *arg)
 /* The jobs that one worker draws together. Those that are asked to end leave at once, the others go on. */
 struct pass {
     struct queue *q;
-    struct job *all
-        [N_SHARED_MAX]; /* as handed to draw; a job that left stays readable until the pass ends */
+    /* As handed to draw; a job that left stays readable until the pass ends */
+    struct job *all[N_SHARED_MAX];
     bool is_left[N_SHARED_MAX];
     size_t n;
     uint32_t i_step;
@@ -245,8 +245,8 @@ static bool tick(void *ctx, uint32_t i_step)
     for (size_t i = 0; i < pass->n; i++) {
         if (ends[i]) {
             tell(q, pass->all[i], JOB_EVENT_ENDED);
-            q->opts.done(q->opts.ctx,
-                         pass->all[i]); /* freed when the pass ends: draw may read it */
+            /* Freed when the pass ends: draw may read it */
+            q->opts.done(q->opts.ctx, pass->all[i]);
         } else if (is_new && !pass->is_left[i]) {
             tell(q, pass->all[i], JOB_EVENT_STEP);
         }

@@ -67,8 +67,8 @@ struct queue_opts {
     uint32_t n_batch_max; /* pictures of one pass, when it is shared */
     queue_draw_fn draw;
     void (*done)(void *ctx, struct job *job);
-    void (*event)(void *ctx, const struct job *job,
-                  enum job_event what); /* may be NULL; no locks held */
+    /* May be NULL; no locks held */
+    void (*event)(void *ctx, const struct job *job, enum job_event what);
     void *ctx;
 };
 
@@ -98,7 +98,7 @@ void queue_status(struct queue *q, struct queue_status *out);
 /* What a client that was refused should wait. */
 uint32_t queue_retry_after_s(struct queue *q);
 typedef void (*queue_each_fn)(void *ctx, const struct job *job);
-void queue_each(struct queue *q, queue_each_fn fn,
-                void *ctx); /* under the mutex: copy, call nothing */
+/* Under the mutex: copy, call nothing */
+void queue_each(struct queue *q, queue_each_fn fn, void *ctx);
 
 #endif

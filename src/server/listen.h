@@ -18,7 +18,7 @@ struct listener {
 int listen_tcp(const char *address, uint16_t port, struct listener *out, pf_error *err);
 /* A socket file that nobody answers on is replaced. PF_E_BUSY when somebody does. */
 int listen_unix(const char *path, uint32_t mode, struct listener *out, pf_error *err);
-void listener_release(
-    struct listener *l); /* the descriptor belongs to http.c by then, unless fd >= 0 */
+/* The descriptor belongs to http.c by then, unless fd >= 0 */
+void listener_release(struct listener *l);
 
 #endif

@@ -36,8 +36,8 @@ struct metrics {
 
 void metrics_request(struct metrics *m, size_t i_route, int status, double seconds);
 void metrics_observe(struct histogram *h, double seconds);
-void metrics_change(struct metrics *m, enum change_kind kind,
-                    const char *way); /* way NULL: it failed */
+/* Way NULL: it failed */
+void metrics_change(struct metrics *m, enum change_kind kind, const char *way);
 void metrics_add(_Atomic uint64_t *counter, uint64_t n);
 
 /* Code of column i, 0 past the end. */

@@ -120,8 +120,8 @@ float f32_from_f16(uint16_t v)
     if ((v & 0x7c00) != 0x7c00)
         return f32_of_bits(widen_finite(v, 5, 10));
     uint32_t man = v & 0x3ff;
-    uint32_t quiet =
-        man != 0 ? 0x400000 : 0; /* a signalling NaN becomes quiet, as in hardware (F16C) */
+    /* A signalling NaN becomes quiet, as in hardware (F16C) */
+    uint32_t quiet = man != 0 ? 0x400000 : 0;
     return f32_of_bits((uint32_t)(v & 0x8000) << 16 | 0x7f800000 | man << 13 | quiet);
 }
 
@@ -142,8 +142,8 @@ uint16_t bf16_from_f32(float v)
     uint32_t bits = bits_of_f32(v);
     if ((bits & 0x7fffffff) > 0x7f800000)
         return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >>
-                      16); /* a carry into infinity is right */
+    /* A carry into infinity is right */
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* v / 2^n, to nearest, ties to even; 1 <= n <= 31 */

@@ -12,8 +12,8 @@ struct shape {
 };
 
 bool shape_n_elements(const struct shape *s, uint64_t *out_n); /* false on overflow */
-bool shape_n_bytes(const struct shape *s, int32_t dtype,
-                   uint64_t *out_n_bytes); /* false: overflow, or bits no multiple of 8 */
+/* False: overflow, or bits no multiple of 8 */
+bool shape_n_bytes(const struct shape *s, int32_t dtype, uint64_t *out_n_bytes);
 bool shape_eq(const struct shape *a, const struct shape *b);
 int64_t shape_rows(const struct shape *s); /* dim[0]; 1 for rank 0 */
 int64_t shape_cols(const struct shape *s); /* product of the rest; 1 for rank <= 1 */

@@ -48,8 +48,8 @@ void policy_unref(struct stream_policy *p)
 static void drop_as(int how, const struct file_map *m, uint8_t *at, size_t n)
 {
     if (how == DROP_PAGEOUT) {
-        (void)madvise(at, n,
-                      MADV_PAGEOUT); /* advice: what it did is looked at, not what it returns */
+        /* Advice: what it did is looked at, not what it returns */
+        (void)madvise(at, n, MADV_PAGEOUT);
     } else if (how == DROP_DONTNEED) {
         /* fadvise does nothing while the range is mapped: unmap the pages first. */
         (void)madvise(at, n, MADV_DONTNEED);

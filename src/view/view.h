@@ -33,8 +33,8 @@ struct placement {
     uint32_t n_layers;
     void (*free_fn)(void *ctx); /* called once no reader can hold this placement; may be NULL */
     void *free_ctx;
-    struct placement
-        *next_retired; /* the view's: replaced ones that a reader may still be inside of */
+    /* The view's: replaced ones that a reader may still be inside of */
+    struct placement *next_retired;
 };
 
 /* A tensor's place under one placement, resolved. */
@@ -53,8 +53,8 @@ uint32_t view_n_refs(const struct pf_view *v);    /* a hint: others may change i
 /* How many generations used it, for whoever decides what is worth an overlay. The count is returned. */
 uint32_t view_count_use(struct pf_view *v);
 uint32_t view_n_uses(const struct pf_view *v);
-const struct pf_composition *
-view_composition(const struct pf_view *v); /* never NULL: the base is the empty one */
+/* Never NULL: the base is the empty one */
+const struct pf_composition *view_composition(const struct pf_view *v);
 struct pf_checkpoint *view_checkpoint(const struct pf_view *v);
 
 /* Makes `next` the newest placement. The view owns it (allocated with placement_new). NULL: plain base and stream again. */
@@ -84,8 +84,8 @@ enum drop_how { DROP_UNTRIED, DROP_PAGEOUT, DROP_DONTNEED, DROP_NOTHING };
 struct stream_policy *policy_new(uint32_t n_layers); /* nothing kept; NULL: out of memory */
 void policy_ref(struct stream_policy *p);
 void policy_unref(struct stream_policy *p);
-void view_set_policy(struct pf_view *v,
-                     struct stream_policy *policy);         /* before readers; takes a reference */
+/* Before readers; takes a reference */
+void view_set_policy(struct pf_view *v, struct stream_policy *policy);
 struct stream_policy *view_policy(const struct pf_view *v); /* NULL: everything is kept */
 /* Drops n bytes at p, which the mapping m holds, from the page cache, and finds out once which way works. */
 void policy_drop(struct stream_policy *policy, const struct file_map *m, const uint8_t *p,

@@ -164,8 +164,8 @@ static PF_UNUSED void write_tensors(const char *path, const struct tensor *t, si
 #define N_BLOCKS   4
 
 static PF_UNUSED const char *const TARGETS[N_TARGETS] = {"text_encoder", "transformer"};
-static PF_UNUSED const char *const NAMES[N_ADAPTERS] = {"a", "ab",
-                                                        "b"}; /* C15: one name inside another */
+/* C15: one name inside another */
+static PF_UNUSED const char *const NAMES[N_ADAPTERS] = {"a", "ab", "b"};
 
 static PF_UNUSED void make_base(void **state)
 {

@@ -200,8 +200,8 @@ struct merge_case {
     struct merge_target t;
     struct merge_term terms[CASE_TERMS];
     struct delta deltas[CASE_TERMS];
-    uint8_t *buffers
-        [CASE_BUFFERS]; /* each as long as it must be, so that a sanitizer sees a step beyond */
+    /* Each as long as it must be, so that a sanitizer sees a step beyond */
+    uint8_t *buffers[CASE_BUFFERS];
     size_t n_buffers;
 };
 

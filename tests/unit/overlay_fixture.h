@@ -21,8 +21,8 @@ struct fx {
     void **state;
     unsigned n_layers, n_linears; /* blocks, and adapted linears in each */
     int64_t n_rows, n_cols;
-    uint64_t
-        n_pad; /* bytes of a last tensor of zeros, so that a small base is as large as one that is identified by samples */
+    /* Bytes of a last tensor of zeros, so that a small base is as large as one that is identified by samples */
+    uint64_t n_pad;
     const char *base, *adapter, *cache; /* paths; of the ring of test_path, so copied */
     char paths[3][512];
     struct pf_checkpoint *ckpt;

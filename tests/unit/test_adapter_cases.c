@@ -113,8 +113,8 @@ static void C31_strength_is_no_part_of_the_deltas_scale(void **state)
     open_base(&b, state, BASE);
     resolve_file(&b, state,
                  specs("blocks.0.a.lora_up.weight 4,8", "blocks.0.a.lora_down.weight 8,6"));
-    assert_true(delta_on(&b, "blocks.0.a.weight")->scale ==
-                1); /* not 0.5 / 8, whatever the strength */
+    /* Not 0.5 / 8, whatever the strength */
+    assert_true(delta_on(&b, "blocks.0.a.weight")->scale == 1);
     release(&b);
 }
 

@@ -33,8 +33,8 @@ static void plain_patterns_match_whole_last_segments(void **state)
     assert_int_equal(matches("to_q", "a.into_q"), 0);
     assert_int_equal(matches("to_q", "a.to_q.b"), 0);
     assert_int_equal(matches("attn.to_q", "a.attn.to_q"), 1);
-    assert_int_equal(matches("attn.to_q", "a.attnxto_q"),
-                     1); /* a dot is any character, as in PEFT */
+    /* A dot is any character, as in PEFT */
+    assert_int_equal(matches("attn.to_q", "a.attnxto_q"), 1);
     assert_int_equal(matches("^a.to_q", "a.to_q"), 1);
     assert_int_equal(matches("^a.to_q", "b.a.to_q"), 0);
     assert_int_equal(matches("^to_q", "a.to_q"), 0);
@@ -101,8 +101,8 @@ static void the_config_gives_the_scale(void **state)
 {
     check_scales(state, "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6}", 1.5, 1.5);
     check_scales(state, "{\"r\":4,\"lora_alpha\":6}", 1.5, 1.5);
-    check_scales(state, "{\"peft_type\":\"LORA\",\"r\":4}", 2,
-                 2); /* PEFT's default lora_alpha is 8 */
+    /* PEFT's default lora_alpha is 8 */
+    check_scales(state, "{\"peft_type\":\"LORA\",\"r\":4}", 2, 2);
     check_scales(state, "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"use_rslora\":true}", 3,
                  3);
     check_scales(
@@ -204,8 +204,8 @@ static void lora_adapter_metadata_is_read_plain_and_prefixed(void **state)
                    0.5);
     check_metadata(state, "diffusion_model.", "{\"transformer.r\":4,\"transformer.lora_alpha\":6}",
                    1.5); /* keys were renamed, the metadata stayed */
-    check_metadata(state, "unet.", "{\"text_encoder.r\":4,\"text_encoder.lora_alpha\":6}",
-                   1); /* speaks of somebody else */
+    /* Speaks of somebody else */
+    check_metadata(state, "unet.", "{\"text_encoder.r\":4,\"text_encoder.lora_alpha\":6}", 1);
 }
 
 static void metadata_of_another_layout_is_refused_rather_than_read_as_defaults(void **state)

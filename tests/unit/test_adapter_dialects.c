@@ -271,8 +271,8 @@ static void prefixes_pick_components(void **state)
     struct built b = {0};
     make_sdxl(&b, state);
     assert_string_equal(component_of(&b, state, "unet.mid.to_q"), "unet");
-    assert_string_equal(component_of(&b, state, "transformer.mid.to_q"),
-                        "unet"); /* no such component: whatever draws */
+    /* No such component: whatever draws */
+    assert_string_equal(component_of(&b, state, "transformer.mid.to_q"), "unet");
     assert_string_equal(component_of(&b, state, "lora_unet_mid_to_q"), "unet");
     assert_string_equal(component_of(&b, state, "mid.to_q"), "unet");
     assert_string_equal(component_of(&b, state, "text_encoder.text_model.layers.0.q_proj"),

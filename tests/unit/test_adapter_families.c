@@ -273,8 +273,8 @@ static void lokr_with_both_sides_whole_ignores_alpha_outside_peft(void **state)
     open_base(&b, state, specs("x.weight 6,8", "y.weight 1,1"));
     resolve_file(&b, state, specs("x.lokr_w1 2,2", "x.lokr_w2 3,4", "x.alpha - =10000000000"));
     assert_true(delta_on(&b, "x.weight")->scale == 1);
-    b.opts =
-        (struct resolve_opts){.has_alpha = true, .alpha = 7}; /* there is no rank to divide it by */
+    /* There is no rank to divide it by */
+    b.opts = (struct resolve_opts){.has_alpha = true, .alpha = 7};
     assert_ok(resolve(&b), &b.err);
     assert_true(delta_on(&b, "x.weight")->scale == 1);
     b.opts = (struct resolve_opts){.has_alpha = false};

@@ -256,8 +256,8 @@ static void a_registration_brings_a_displaced_handler_back(void **state)
     }
 }
 
-static struct sigaction
-    ours; /* what the guard installed, called from a handler that chains to it */
+/* What the guard installed, called from a handler that chains to it */
+static struct sigaction ours;
 
 static void chaining_handler(int sig, siginfo_t *info, void *context)
 {

@@ -51,8 +51,8 @@ static void streaming_equals_one_shot(void **state)
         off += n;
     }
     assert_digest(hasher_digest(h), "1272da7ae1e1df2a0b7c96366f8ddf08");
-    assert_digest(hasher_digest(h),
-                  "1272da7ae1e1df2a0b7c96366f8ddf08"); /* asking does not change it */
+    /* Asking does not change it */
+    assert_digest(hasher_digest(h), "1272da7ae1e1df2a0b7c96366f8ddf08");
     hasher_add(h, "x", 1);
     assert_false(digest_eq(hasher_digest(h), hash_bytes(p, N_BIG)));
     hasher_reset(h);

@@ -126,8 +126,8 @@ static void double_takes_the_whole_slice(void **state)
     assert_true(str_to_double(S("16"), &v) && v == 16);
     assert_true(str_to_double(S("nan"), &v) && isnan(v));
     assert_true(str_to_double(S("-inf"), &v) && isinf(v));
-    assert_true(str_to_double((struct str){"1.25xyz", 4}, &v) &&
-                v == 1.25); /* no terminator needed */
+    /* No terminator needed */
+    assert_true(str_to_double((struct str){"1.25xyz", 4}, &v) && v == 1.25);
     v = 77;
     static const char *const bad[] = {"",    " 1", "\t1", "\n1", "1 ", "1x",
                                       "1,5", "x",  ".",   "--1", "1e"};

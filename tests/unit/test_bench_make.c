@@ -214,8 +214,8 @@ static void weights_are_normal_noise_of_rms_002(void **state)
     }
     assert_true(fabs(sqrt(sum2 / (double)n) / 0.02 - 1) < 0.01);
     assert_true(fabs(sum / (double)n) < 0.02 * 0.02);
-    assert_true(fabs(sum4 / (double)n / (sum2 / (double)n) / (sum2 / (double)n) - 3) <
-                0.1); /* kurtosis */
+    /* Kurtosis */
+    assert_true(fabs(sum4 / (double)n / (sum2 / (double)n) / (sum2 / (double)n) - 3) < 0.1);
     assert_true(fabs(lag / sum2) < 0.02);
     st_close(f);
     pf_checkpoint_close(ckpt);

@@ -214,8 +214,8 @@ static void a_refined_id_depends_on_every_byte(void **state)
         unsigned n_left = 3;
         fx_assert_error(ckpt_content_id_refine(ckpt, count_calls, &n_left, &err), &err,
                         PF_E_CANCELLED, names[i], "cancelled", NULL);
-        assert_false(
-            ckpt_content_id_holds(ckpt, sampled[i])); /* distrusted, though it has no other */
+        /* Distrusted, though it has no other */
+        assert_false(ckpt_content_id_holds(ckpt, sampled[i]));
         assert_int_equal(ckpt_content_id_refine(ckpt, NULL, NULL, &err), PF_OK);
         assert_true(ckpt_content_id_is_refined(ckpt));
         assert_int_equal(ckpt_content_id(ckpt, &refined[i], &err), PF_OK);

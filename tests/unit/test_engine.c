@@ -246,8 +246,8 @@ static void an_adapter_in_use_cannot_be_unloaded(void **state)
     struct pf_view *v = pf_engine_view(f.engine);
     assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
     assert_int_equal(pf_engine_unload(f.engine, "noto", &err), PF_E_BUSY);
-    assert_same(view_bytes(f.ckpt, v),
-                fresh_bytes(f.ckpt, NOTO, 1)); /* the view keeps what it was made with */
+    /* The view keeps what it was made with */
+    assert_same(view_bytes(f.ckpt, v), fresh_bytes(f.ckpt, NOTO, 1));
     pf_view_release(v);
     assert_ok(pf_engine_unload(f.engine, "noto", &err), &err);
     assert_int_equal(pf_engine_unload(f.engine, "noto", &err), PF_E_NOTFOUND);

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define NEVER_MS                                                                                   \
-    ((int64_t)3600000) /* a delay that is not reached; settling starts the build at once */
+/* A delay that is not reached; settling starts the build at once */
+#define NEVER_MS  ((int64_t)3600000)
 #define SETTLE_MS 60000
 
 static const struct pf_change_opts OVERLAY = {.size = sizeof OVERLAY, .way = PF_WAY_OVERLAY};

@@ -81,8 +81,8 @@ static void C93_ten_thousand_cycles_leave_nothing(void **state)
     open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 2});
     struct digest base = current_bytes(&f);
     struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
-    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &OVERLAY, NULL, &err),
-              &err);              /* one is adopted */
+    /* One is adopted */
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &OVERLAY, NULL, &err), &err);
     for (int i = 0; i < 300; i++) /* arenas, lists and the recent compositions have their size */
         cycle(&f, i);
     assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);

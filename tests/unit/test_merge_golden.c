@@ -163,8 +163,8 @@ static void check_tensor(const struct bed *bed, uint32_t i_tensor, struct tally 
             rank = terms[k].delta->rank > rank ? terms[k].delta->rank : rank;
         }
         const double bound = (double)(rank + 4) * 0x1p-24 * magnitude;
-        const uint16_t best =
-            (uint16_t)(bits_of((float)ref_round(exact, 7, -126)) >> 16); /* bf16 is in f32 */
+        /* bf16 is in f32 */
+        const uint16_t best = (uint16_t)(bits_of((float)ref_round(exact, 7, -126)) >> 16);
         uint16_t got, theirs;
         memcpy(&got, out + i * 2, 2);
         memcpy(&theirs, torch + i * 2, 2);

@@ -84,8 +84,8 @@ static void refuses_what_leads_out(void **state)
         assert_err(&err, PF_E_INVALID, "outside");
         assert_int_equal(status, 403);
     }
-    (void)snprintf(text, sizeof(text), "%sless/x",
-                   w.root); /* a directory whose name begins alike */
+    /* A directory whose name begins alike */
+    (void)snprintf(text, sizeof(text), "%sless/x", w.root);
     assert_int_not_equal(book_resolve(w.book, text, &path, &status, &err), PF_OK);
     assert_int_equal(status, 403);
     book_free(w.book);

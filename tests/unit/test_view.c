@@ -232,8 +232,8 @@ static void a_placement_lives_as_long_as_a_reader_is_inside(void **state)
     view_publish(f.view, NULL);
     assert_true(view_has_stale_readers(f.view));
     assert_int_equal(n_freed, 0);
-    read_whole(f.reader, f.i_tensor, PF_NATIVE, bytes,
-               sizeof bytes); /* still inside: one layer, one place */
+    /* Still inside: one layer, one place */
+    read_whole(f.reader, f.i_tensor, PF_NATIVE, bytes, sizeof bytes);
     assert_memory_equal(bytes, other, sizeof bytes);
     pf_reader_leave(f.reader);
     assert_false(view_has_stale_readers(f.view));
