@@ -1,5 +1,5 @@
 /*
- * Adapters: one LoRA-family file or PEFT directory, mapped and parsed into modules (adapter_open), then resolved against a
+ * Adapters: one LoRA-family file or PEFT directory, mapped and parsed into modules (pf_adapter_open), then resolved against a
  * checkpoint into deltas (adapter_resolve). Opening knows nothing of any base; resolving decides names, shapes and rows. What is
  * not understood is refused by name, never left out. The public half is in pageflip.h. Immutable after open.
  *

@@ -1,6 +1,6 @@
 /*
  * The adapter as an object: parsing in order (keys, modules, configs, scales), references, and the public entry points. Immutable
- * once adapter_open has returned.
+ * once pf_adapter_open has returned.
  */
 #include "adapter/adapter_int.h"
 

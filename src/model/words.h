@@ -1,6 +1,6 @@
 /*
  * Class names, and the class that the words of a prompt pick. Names come from `id2label` of model_index.json or of the
- * component's config.json. Immutable after labels_load. No language model: words are compared as words.
+ * component's config.json. Immutable after labels_read. No language model: words are compared as words.
  */
 #ifndef PF_MODEL_WORDS_H
 #define PF_MODEL_WORDS_H

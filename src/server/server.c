@@ -68,7 +68,6 @@ static void fill_defaults(struct server_opts *o)
 
 static int check_opts(const struct server_opts *o, pf_error *err)
 {
-
     if (o->unix_path && o->address && strcmp(o->address, "127.0.0.1") != 0)
         return err_set(err, PF_E_INVALID, "a UNIX socket has no address: give one of the two");
     for (size_t i = 0; i < o->n_cors_origins; i++)

@@ -1,5 +1,5 @@
 /*
- * The rows of cases.md that concern reading adapters, one test each: the smallest input that showed the failure in the field,
+ * The rows of docs/cases-status.md that concern reading adapters, one test each: the smallest input that showed the failure in the field,
  * and what must come out.
  */
 #include "test_adapter_build.h"
