@@ -77,6 +77,28 @@ static int read_fields(const struct service *s, const struct json *body, struct 
     return rc;
 }
 
+static int load_own(struct service *s, struct lora_request *lr, size_t i, struct book_undo *undo,
+                    struct refusal *no)
+{
+    struct pf_engine_lora *l = &lr->loras[i];
+    char *nickname = NULL;
+    int rc;
+
+    if (!lr->paths[i])
+        return book_load(s->book, l->nickname, NULL, undo, &no->status, &no->err);
+    rc = book_load_passing(s->book, l->nickname, lr->paths[i], undo, &nickname, &no->status,
+                           &no->err);
+    if (rc)
+        return rc;
+    l->nickname = arena_strndup(&lr->arena, nickname, strlen(nickname));
+    if (!l->nickname) {
+        no->status = 503;
+        rc = err_nomem(&no->err, strlen(nickname), "a nickname");
+    }
+    mem_free(nickname);
+    return rc;
+}
+
 /* A composition for this request alone. Its adapters stay loaded when it fails later: nothing acts by that. */
 static int own_view(struct service *s, const struct json *loras, struct job *job,
                     struct refusal *no)
@@ -95,7 +117,7 @@ static int own_view(struct service *s, const struct json *loras, struct job *job
     if (has_paths)
         book_lock_paths(s->book);
     for (size_t i = 0; !rc && i < lr.n; i++) {
-        rc = book_load(s->book, lr.loras[i].nickname, lr.paths[i], &undo, &no->status, &no->err);
+        rc = load_own(s, &lr, i, &undo, no);
         if (rc) {
             (void)snprintf(no->param, sizeof(no->param), "loras[%zu]", i);
             no->code = no->status == 403 ? "path_not_allowed" : pf_error_name(rc);

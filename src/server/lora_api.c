@@ -283,8 +283,12 @@ void api_unload(struct service *s, struct http_request *req, const struct json *
     struct json *doc;
     pf_error err = {0};
     char message[600];
+    int rc;
 
-    if (book_unload(s->book, nickname, &err)) {
+    book_lock_paths(s->book); /* a request that loads it for itself has its view first */
+    rc = book_unload(s->book, nickname, &err);
+    book_unlock_paths(s->book);
+    if (rc) {
         reply_pf_error(req, "lora_nickname", &err);
         return;
     }

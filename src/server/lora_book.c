@@ -14,6 +14,7 @@
 
 struct entry {
     char *nickname, *given, *path;
+    uint64_t i_passing; /* when it was last loaded for one request alone; 0: somebody named it */
 };
 
 struct undo_item {
@@ -29,6 +30,7 @@ struct lora_book {
     pthread_mutex_t mu;       /* guards the entries */
     struct entry *entries;
     size_t n, cap;
+    uint64_t i_clock;
 };
 
 int book_new(const struct book_opts *opts, struct lora_book **out_book, pf_error *err)
@@ -228,6 +230,15 @@ static struct entry *find(struct lora_book *b, const char *nickname)
     return NULL;
 }
 
+/* Caller holds mu. NULL: nothing of this path is loaded. */
+static struct entry *find_path(struct lora_book *b, const char *path)
+{
+    for (size_t i = 0; i < b->n; i++)
+        if (!strcmp(b->entries[i].path, path))
+            return &b->entries[i];
+    return NULL;
+}
+
 static void forget(struct lora_book *b, const char *nickname)
 {
     struct entry *e;
@@ -245,7 +256,7 @@ static void forget(struct lora_book *b, const char *nickname)
 static int note(struct lora_book *b, const char *nickname, const char *given, const char *path,
                 struct entry *old, pf_error *err)
 {
-    struct entry e = {mem_strdup(nickname), mem_strdup(given), mem_strdup(path)}, *have;
+    struct entry e = {mem_strdup(nickname), mem_strdup(given), mem_strdup(path), 0}, *have;
     int rc = PF_OK;
 
     *old = (struct entry){0};
@@ -256,6 +267,7 @@ static int note(struct lora_book *b, const char *nickname, const char *given, co
     (void)pthread_mutex_lock(&b->mu);
     have = find(b, nickname);
     if (have) {
+        e.i_passing = have->i_passing;
         *old = *have;
         *have = e;
     } else if (!mem_grow((void **)&b->entries, &b->cap, b->n, sizeof(e))) {
@@ -327,6 +339,46 @@ static int status_of_load(int rc, const pf_error *err)
     return rc == PF_E_NOMEM ? 503 : 422;
 }
 
+/* What was loaded for requests that are over makes room, the longest unused first. What a view holds stays. */
+static void drop_passing(struct lora_book *b)
+{
+    uint64_t i_after = 0;
+
+    for (;;) {
+        const struct entry *oldest = NULL;
+        char *nickname = NULL;
+
+        (void)pthread_mutex_lock(&b->mu);
+        for (size_t i = 0; i < b->n; i++)
+            if (b->entries[i].i_passing > i_after &&
+                (!oldest || b->entries[i].i_passing < oldest->i_passing))
+                oldest = &b->entries[i];
+        if (oldest) {
+            i_after = oldest->i_passing;
+            nickname = mem_strdup(oldest->nickname);
+        }
+        (void)pthread_mutex_unlock(&b->mu);
+        if (!nickname)
+            return;
+        bool is_gone = !book_unload(b, nickname, NULL);
+        mem_free(nickname);
+        if (is_gone)
+            return;
+    }
+}
+
+/* i_passing 0: somebody named it, and it stays until somebody unloads it. */
+static void mark_passing(struct lora_book *b, const char *nickname, bool is_passing)
+{
+    struct entry *e;
+
+    (void)pthread_mutex_lock(&b->mu);
+    e = find(b, nickname);
+    if (e)
+        e->i_passing = is_passing ? ++b->i_clock : 0;
+    (void)pthread_mutex_unlock(&b->mu);
+}
+
 /* A nickname without a path: known, and fresh. A file that is gone leaves what was loaded from it. */
 static int refresh(struct lora_book *b, const char *nickname, int *out_status, pf_error *err)
 {
@@ -344,6 +396,24 @@ static int refresh(struct lora_book *b, const char *nickname, int *out_status, p
     return rc == PF_E_NOTFOUND ? PF_OK : rc;
 }
 
+static int load_resolved(struct lora_book *b, const char *nickname, const char *given,
+                         const char *path, struct book_undo *undo, int *out_status, pf_error *err)
+{
+    int rc;
+
+    if (is_full(b, nickname))
+        drop_passing(b);
+    if (is_full(b, nickname)) {
+        *out_status = 409;
+        return err_set(err, PF_E_BUSY, "%d adapters are loaded: unload one first",
+                       BOOK_NICKNAMES_MAX);
+    }
+    rc = load(b, nickname, given, path, undo, err);
+    if (rc)
+        *out_status = status_of_load(rc, err);
+    return rc;
+}
+
 int book_load(struct lora_book *b, const char *nickname, const char *text, struct book_undo *undo,
               int *out_status, pf_error *err)
 {
@@ -353,20 +423,67 @@ int book_load(struct lora_book *b, const char *nickname, const char *text, struc
     *out_status = 422;
     if (!*nickname)
         return err_set(err, PF_E_INVALID, "an adapter's nickname is empty");
+    mark_passing(b, nickname, false);
     if (!text)
         return refresh(b, nickname, out_status, err);
-    if (is_full(b, nickname)) {
-        *out_status = 409;
-        return err_set(err, PF_E_BUSY, "%d adapters are loaded: unload one first",
-                       BOOK_NICKNAMES_MAX);
-    }
     rc = book_resolve(b, text, &path, out_status, err);
-    if (rc)
-        return rc;
-    rc = load(b, nickname, text, path, undo, err);
-    if (rc)
-        *out_status = status_of_load(rc, err);
+    if (!rc)
+        rc = load_resolved(b, nickname, text, path, undo, out_status, err);
     mem_free(path);
+    return rc;
+}
+
+/* The nickname that path has or can have without taking one from another file. Owned by caller; NULL: out of memory. */
+static char *free_nickname(struct lora_book *b, const char *wanted, const char *given,
+                           const char *path, bool *out_is_passing)
+{
+    const struct entry *e;
+    struct strbuf text;
+    char *nickname = NULL;
+
+    strbuf_init(&text);
+    (void)pthread_mutex_lock(&b->mu);
+    e = find(b, wanted);
+    if (!e || strcmp(e->path, path) != 0)
+        e = find_path(b, path);
+    *out_is_passing = !e || e->i_passing;
+    if (e)
+        nickname = mem_strdup(e->nickname);
+    else if (!find(b, wanted))
+        nickname = mem_strdup(wanted);
+    for (unsigned i = 1; !e && find(b, wanted); i++) {
+        strbuf_clear(&text);
+        strbuf_addf(&text, i > 1 ? "%s (%u)" : "%s", given, i);
+        if (!strbuf_ok(&text) || find(b, strbuf_z(&text)))
+            continue;
+        nickname = mem_strdup(strbuf_z(&text));
+        break;
+    }
+    (void)pthread_mutex_unlock(&b->mu);
+    strbuf_release(&text);
+    return nickname;
+}
+
+int book_load_passing(struct lora_book *b, const char *wanted, const char *text,
+                      struct book_undo *undo, char **out_nickname, int *out_status, pf_error *err)
+{
+    char *path = NULL, *nickname = NULL;
+    bool is_passing = false;
+    int rc = book_resolve(b, text, &path, out_status, err);
+
+    if (!rc && !(nickname = free_nickname(b, wanted, text, path, &is_passing))) {
+        *out_status = 503;
+        rc = err_nomem(err, strlen(text), "a nickname");
+    }
+    if (!rc)
+        rc = load_resolved(b, nickname, text, path, undo, out_status, err);
+    if (!rc && is_passing)
+        mark_passing(b, nickname, true);
+    mem_free(path);
+    if (rc)
+        mem_free(nickname);
+    else
+        *out_nickname = nickname;
     return rc;
 }
 
@@ -423,16 +540,18 @@ char *book_path(struct lora_book *b, const char *nickname)
     return path;
 }
 
-char *book_given_path(struct lora_book *b, const char *nickname, const char *fallback)
+char *book_given_path(struct lora_book *b, const char *nickname, const char *path)
 {
     const struct entry *e;
-    char *path;
+    char *given;
 
     (void)pthread_mutex_lock(&b->mu);
     e = find(b, nickname);
-    path = mem_strdup(e ? e->given : fallback);
+    if (!e || strcmp(e->path, path) != 0)
+        e = find_path(b, path); /* the nickname means another file by now */
+    given = mem_strdup(e ? e->given : path);
     (void)pthread_mutex_unlock(&b->mu);
-    return path;
+    return given;
 }
 
 struct json *book_json(struct lora_book *b)

@@ -42,6 +42,13 @@ struct book_undo {
 /* Loads text under the nickname; text NULL: must be known, and is loaded anew when its file changed. PF_OK, or *out_status. */
 int book_load(struct lora_book *b, const char *nickname, const char *text, struct book_undo *undo,
               int *out_status, pf_error *err);
+/*
+ * For one request alone: under `wanted` when no other file has that nickname, else under another one, so that nobody's nickname
+ * comes to mean another file. It makes room when BOOK_NICKNAMES_MAX are loaded, unless somebody named it since. *out_nickname is owned
+ * by caller.
+ */
+int book_load_passing(struct lora_book *b, const char *wanted, const char *text,
+                      struct book_undo *undo, char **out_nickname, int *out_status, pf_error *err);
 /* Drops it. PF_E_NOTFOUND, PF_E_BUSY. */
 int book_unload(struct lora_book *b, const char *nickname, pf_error *err);
 void book_undo(struct lora_book *b, struct book_undo *undo);
@@ -53,8 +60,8 @@ void book_unlock_paths(struct lora_book *b);
 
 /* The path that may be opened for a nickname, or NULL. Owned by caller. */
 char *book_path(struct lora_book *b, const char *nickname);
-/* The path as it was given, for lists; falls back to `fallback`. Owned by caller. */
-char *book_given_path(struct lora_book *b, const char *nickname, const char *fallback);
+/* The path that acts under a nickname as it was given, for lists; `path` when nobody gave it. Owned by caller. */
+char *book_given_path(struct lora_book *b, const char *nickname, const char *path);
 /* [{"nickname", "path"}] */
 struct json *book_json(struct lora_book *b);
 

@@ -146,6 +146,45 @@ class Loras(ServeCase):
         self.ok("/v1/merge_lora_weights", {"strength": 2})
         self.assertEqual([a["strength"] for a in self.active()], [1.0, 4.0])
 
+    def test_what_acts_is_listed_with_the_path_that_it_was_made_with(self):
+        self.ok("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto"})
+        self.ok("/v1/load_lora", {"lora_nickname": "n", "lora_path": "turbo"})  # for later
+        self.assertTrue(self.active()[0]["path"].endswith("/adapters/noto.safetensors"), self.active())  # it has no other name now
+        self.assertEqual(self.server.get("/v1/list_loras").json["loaded_adapters"], [{"nickname": "n", "path": "turbo"}])
+        self.ok("/v1/load_lora", {"lora_nickname": "m", "lora_path": "noto"})
+        self.assertEqual([a["path"] for a in self.active()], ["noto"])
+
+    def test_the_adapters_of_one_request_take_nobodys_nickname(self):
+        noto = self.ok("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto"})["composition"]
+        self.ok("/v1/load_lora", {"lora_nickname": "night", "lora_path": "turbo"})
+        listed = self.server.get("/v1/list_loras").json
+        drawn = {}
+        for name, loras in (("n", [{"nickname": "n", "path": "night"}]), ("night", [{"path": "night"}]), ("both", [{"nickname": "a", "path": "night", "strength": 0.5}, {"nickname": "a", "path": "turbo"}])):
+            drawn[name] = self.drawn(loras=loras)["composition"]
+        self.assertEqual(drawn["n"], drawn["night"])
+        self.assertEqual(self.server.get("/v1/list_loras").json["active"], listed["active"])
+        loaded = {a["nickname"]: a["path"] for a in self.server.get("/v1/list_loras").json["loaded_adapters"]}
+        self.assertEqual((loaded["n"], loaded["night"]), ("noto", "turbo"))
+        self.assertEqual(self.ok("/v1/set_lora", {"lora_nickname": "n"})["composition"], noto)
+        self.assertEqual(self.drawn(loras=[{"nickname": "n"}])["composition"], noto)
+
+    def test_the_adapters_of_requests_that_are_over_make_room(self):
+        for i in range(300):  # 256 nicknames are kept
+            self.made(f"one-of-many-{i}.safetensors")
+        self.ok("/v1/load_lora", {"lora_nickname": "kept", "lora_path": "one-of-many-0.safetensors"})
+        for i in range(300):
+            self.drawn(loras=[{"path": f"one-of-many-{i}.safetensors", "strength": 0}])
+        loaded = {a["path"] for a in self.server.get("/v1/list_loras").json["loaded_adapters"]}
+        self.assertEqual(len(loaded), 256)
+        self.assertIn("one-of-many-0.safetensors", loaded)  # somebody named it
+        self.assertNotIn("one-of-many-1.safetensors", loaded)
+        self.ok("/v1/load_lora", {"lora_nickname": "more", "lora_path": "noto"})
+        self.reset()
+        for i in range(256):
+            self.ok("/v1/load_lora", {"lora_nickname": f"n{i}", "lora_path": "noto"})
+        self.refused(self.server.post("/v1/load_lora", {"lora_nickname": "x", "lora_path": "turbo"}), 409, "busy", "lora_path", "unload one first")
+        self.refused(self.server.draw(loras=[{"path": "turbo"}]), 409, "busy", "loras[0]", "unload one first")
+
     def test_a_fractional_alpha_counts(self):
         digests = {self.ok("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto", "lora_alpha": a})["composition"] for a in (4, 4.5, 4.75)}
         self.assertEqual(len(digests), 3)
