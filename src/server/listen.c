@@ -113,10 +113,11 @@ static int clear_stale(const char *path, const union address *a, pf_error *err)
         return PF_OK; /* bind will say what else is wrong */
     if (!S_ISSOCK(st.st_mode))
         return err_set(err, PF_E_EXISTS, "'%s' exists and is no socket", path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_sys(err, errno, "socket for '%s'", path);
-    if (!connect(fd, &a->any, sizeof(a->un)))
+    /* EAGAIN: it listens, and is too busy to accept. */
+    if (!connect(fd, &a->any, sizeof(a->un)) || errno == EAGAIN)
         rc = err_set(err, PF_E_BUSY, "another process listens on '%s'", path);
     else if (errno == ECONNREFUSED && unlink(path))
         rc = err_sys(err, errno, "cannot replace '%s'", path);
@@ -128,6 +129,7 @@ int listen_unix(const char *path, uint32_t mode, struct listener *out, pf_error 
 {
     struct listener l = {.fd = -1, .is_loopback = true};
     union address a;
+    struct stat st;
     mode_t mask;
     int rc;
 
@@ -146,10 +148,15 @@ int listen_unix(const char *path, uint32_t mode, struct listener *out, pf_error 
     if (rc)
         return rc;
     l.unix_path = mem_strdup(path);
-    if (!l.unix_path) {
+    if (!l.unix_path || lstat(path, &st)) {
+        rc = l.unix_path ? err_sys(err, errno, "socket '%s'", path)
+                         : err_nomem(err, strlen(path) + 1, "a path");
         (void)close(l.fd);
-        return err_nomem(err, strlen(path) + 1, "a path");
+        mem_free(l.unix_path);
+        return rc;
     }
+    l.dev = st.st_dev;
+    l.ino = st.st_ino;
     (void)snprintf(l.url, sizeof(l.url), "unix:%s", path);
     *out = l;
     return PF_OK;
@@ -157,10 +164,13 @@ int listen_unix(const char *path, uint32_t mode, struct listener *out, pf_error 
 
 void listener_release(struct listener *l)
 {
+    struct stat st;
+
     if (l->fd >= 0)
         (void)close(l->fd);
     l->fd = -1;
-    if (l->unix_path)
+    /* Somebody may have removed ours and put another server's there. */
+    if (l->unix_path && !lstat(l->unix_path, &st) && st.st_dev == l->dev && st.st_ino == l->ino)
         (void)unlink(l->unix_path);
     mem_free(l->unix_path);
     l->unix_path = NULL;

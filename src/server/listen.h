@@ -8,10 +8,11 @@
 
 struct listener {
     int fd;
-    bool is_loopback; /* UNIX sockets too */
-    char url[512];    /* "http://127.0.0.1:8000", "unix:/run/x.sock" */
-    uint16_t port;    /* 0: UNIX */
-    char *unix_path;  /* NULL: TCP; unlinked by listener_release */
+    bool is_loopback;  /* UNIX sockets too */
+    char url[512];     /* "http://127.0.0.1:8000", "unix:/run/x.sock" */
+    uint16_t port;     /* 0: UNIX */
+    char *unix_path;   /* NULL: TCP; unlinked by listener_release while it is still ours */
+    uint64_t dev, ino; /* of the socket file */
 };
 
 /* "127.0.0.1", "::1", "localhost", "0.0.0.0"; names other than localhost are not resolved. port 0: any free one. */

@@ -180,13 +180,18 @@ static int open_models(struct service *s, pf_error *err)
     return PF_OK;
 }
 
-/* Root's own cache would be out of reach after the change of user. */
-static int give_cache(struct service *s, struct pf_engine_opts *engine, pf_error *err)
+/* Directories that root makes would be out of reach after the change of user. */
+static int give_dirs(struct service *s, struct pf_engine_opts *engine, pf_error *err)
 {
     const char *user = s->opts->user, *env = getenv("PAGEFLIP_CACHE");
+    int rc = PF_OK;
 
     if (!privilege_will_drop(user))
         return PF_OK;
+    if (s->opts->picture_dir)
+        rc = privilege_give_dir(user, s->opts->picture_dir, err);
+    if (rc)
+        return rc;
     if (!engine->cache_dir && !(env && *env))
         engine->cache_dir = ROOT_CACHE_DIR;
     env = engine->cache_dir ? engine->cache_dir : env;
@@ -289,7 +294,7 @@ static int open_all(struct service *s, pf_error *err)
     if (!rc)
         rc = open_models(s, err);
     if (!rc)
-        rc = give_cache(s, &engine, err);
+        rc = give_dirs(s, &engine, err);
     if (!rc)
         rc = privilege_drop(s->opts->user, &is_dropped, err);
     if (!rc)

@@ -276,6 +276,43 @@ class Doors(unittest.TestCase):
         self.assertFalse(os.path.exists(first.path))
 
 
+    def test_a_socket_that_is_too_busy_to_accept_is_in_use(self):
+        path = os.path.join(self.dir(), "s")
+        other, clients = socket.socket(socket.AF_UNIX), []
+        self.addCleanup(other.close)
+        other.bind(path)
+        other.listen(0)
+        try:
+            while True:  # until nobody more may wait
+                clients.append(socket.socket(socket.AF_UNIX))
+                self.addCleanup(clients[-1].close)
+                clients[-1].setblocking(False)
+                clients[-1].connect(path)
+        except BlockingIOError:
+            pass
+        server = Server(path=path)
+        self.addCleanup(server.clean)
+        self.assertIn("another process listens", server.said["error"]["message"])
+
+    def test_what_is_no_socket_stays(self):
+        path = os.path.join(self.dir(), "s")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("mine")
+        server = Server(path=path)
+        self.addCleanup(server.clean)
+        self.assertIn("is no socket", server.said["error"]["message"])
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "mine")
+
+    def test_a_server_that_ends_leaves_the_socket_of_its_successor(self):
+        first = self.start(tcp=False)
+        os.unlink(first.path)
+        second = Server(path=first.path)
+        self.addCleanup(second.clean)
+        self.assertEqual(first.stop(), 0)
+        self.assertEqual(second.get("/health").status, 200)
+
+
 class Endurance(unittest.TestCase):
     """Clients that misbehave: the server keeps answering, and memory and descriptors come back."""
 

@@ -65,7 +65,9 @@ class Process(unittest.TestCase):
         shutil.copy(os.path.join(ADAPTERS, "noto.safetensors"), os.path.join(base, "adapters", "x.safetensors"))
         os.chmod(os.path.join(base, "adapters", "x.safetensors"), 0o644)
         os.mkdir(os.path.join(base, "run"))
-        server = self.start("--user", "nobody", "--adapter-dir", os.path.join(base, "adapters"), "--cache-dir", cache, path=os.path.join(base, "run", "s"))
+        pictures = os.path.join(base, "pictures")
+        server = self.start("--user", "nobody", "--adapter-dir", os.path.join(base, "adapters"), "--cache-dir", cache, "--picture-dir", pictures,
+                            path=os.path.join(base, "run", "s"))
         self.assertIn("url", server.said)
         with open(f"/proc/{server.process.pid}/status", encoding="utf-8") as file:
             status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
@@ -75,7 +77,8 @@ class Process(unittest.TestCase):
         self.assertNotEqual(os.stat(cache).st_uid, 0)
         reply = server.post("/v1/set_lora", {"lora_nickname": "x", "lora_path": "x.safetensors", "merge_mode": "merge"})
         self.assertEqual((reply.status, reply.json["way"]), (200, "overlay"), reply.body)
-        self.assertEqual(server.draw().status, 200)
+        self.assertEqual(server.draw(response_format="url").status, 200)
+        self.assertEqual([os.stat(os.path.join(pictures, name)).st_uid for name in os.listdir(pictures)], [int(status["Uid"].split()[0])])
         # the model is root's file: the kernel would not tell the truth about its pages
         if os.stat(os.path.join(MODEL, "model_index.json")).st_uid == 0:
             self.assertEqual({layer["cached"] for layer in server.get("/v1/status").json["layers"] if layer["place"] == "base"}, {"unknown"})
