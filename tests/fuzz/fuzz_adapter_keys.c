@@ -37,7 +37,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 /* Once, for the life of the process. */
 static void open_base(void)
 {
-    char path[] = "/tmp/pf-fuzz-XXXXXX.safetensors";
+    const char *tmp = getenv("TMPDIR");
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/pf-fuzz-XXXXXX.safetensors", tmp && *tmp ? tmp : "/tmp");
     int fd = mkstemps(path, 12);
     pf_error err;
     struct strbuf b;

@@ -17,7 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 #define SHORT_US 3000L
 #define LONG_US  10000000L
 
-static char socket_path[64];
+/* In TMPDIR where that leaves room for a socket's name, which has 107 bytes at most. */
+static char socket_path[108];
 
 static void require(bool is_true)
 {
@@ -63,6 +64,11 @@ static void end(void *ctx, const struct http_request *req, int status, uint64_t 
     require(status == 0 || (status >= 200 && status < 600));
 }
 
+static void remove_socket(void)
+{
+    (void)unlink(socket_path);
+}
+
 static void start(void)
 {
     struct http_opts opts = {.n_connections_max = 64,
@@ -74,10 +80,14 @@ static void start(void)
                              .idle_ms = 1000};
     struct listener l;
     struct http *h = NULL;
+    const char *tmp = getenv("TMPDIR");
     pf_error err;
 
-    (void)snprintf(socket_path, sizeof(socket_path), "/tmp/pf-fuzz-http-%d", (int)getpid());
+    if (!tmp || !*tmp || strlen(tmp) > sizeof(socket_path) - 32)
+        tmp = "/tmp";
+    (void)snprintf(socket_path, sizeof(socket_path), "%s/pf-fuzz-http-%d", tmp, (int)getpid());
     require(listen_unix(socket_path, 0600, &l, &err) == PF_OK);
+    (void)atexit(remove_socket);
     opts.fd_listen = l.fd;
     opts.handlers =
         (struct http_handlers){.check = check, .handle = handle, .refuse = refuse, .end = end};
