@@ -267,6 +267,8 @@ void adapter_release(struct pf_adapter *a)
 
 int pf_adapter_open(const char *path, struct pf_adapter **out_adapter, pf_error *err)
 {
+    if (path == NULL || *path == '\0' || out_adapter == NULL)
+        return err_set(err, PF_E_INVALID, "adapter: no path given");
     struct pf_adapter *a = mem_calloc(1, sizeof *a);
     if (a == NULL)
         return err_nomem(err, sizeof *a, "an adapter");

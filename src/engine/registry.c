@@ -90,6 +90,8 @@ static void end_build_with(struct pf_engine *e, const char *nickname)
 int pf_engine_unload(struct pf_engine *e, const char *nickname, pf_error *err)
 {
     int rc = PF_OK;
+    if (!nickname)
+        return err_set(err, PF_E_INVALID, "an adapter needs a nickname");
     pthread_mutex_lock(&e->mu);
     end_build_with(e, nickname);
     struct registered *have = registry_find(e, nickname);

@@ -29,6 +29,8 @@ int pf_engine_view_of(struct pf_engine *e, const struct pf_engine_lora *loras, s
                                      .merge_dtype = opts ? opts->merge_dtype : PF_MERGE_BASE};
     struct pf_composition *comp = NULL;
     struct served *s = NULL;
+    if (n_loras > 0 && !loras)
+        return err_set(err, PF_E_INVALID, "%zu adapters are announced and none is given", n_loras);
     pthread_mutex_lock(&e->mu);
     struct target_state *targets = mem_calloc(n, sizeof *targets);
     int rc = targets ? PF_OK : err_nomem(err, n * sizeof *targets, "targets");

@@ -59,7 +59,11 @@ int pf_png_encode(const uint8_t *rgb, uint32_t width, uint32_t height, uint8_t *
     }
     png_alloc_size_t n_bytes = *io_n_bytes;
     if (png_image_write_to_memory(&image, out, &n_bytes, 0, rgb, 0, NULL) == 0)
-        rc = err_set(err, PF_E_IO, "picture: libpng: %s", image.message);
+        rc = n_bytes > *io_n_bytes
+                 ? err_set(err, PF_E_INVALID,
+                           "picture of %u x %u takes %zu bytes, there is room for %zu", width,
+                           height, (size_t)n_bytes, *io_n_bytes)
+                 : err_set(err, PF_E_IO, "picture: libpng: %s", image.message);
     else
         *io_n_bytes = n_bytes;
     png_image_free(&image);

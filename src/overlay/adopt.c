@@ -16,7 +16,6 @@ struct overlay {
     uint32_t n_layers;
     struct st_file **files;     /* per layer of the checkpoint; NULL: nothing changed there */
     struct layer_bytes *layers; /* per layer */
-    uint64_t n_bytes;
 };
 
 void overlay_ref(struct overlay *o)
@@ -42,19 +41,18 @@ void overlay_unref(struct overlay *o)
     mem_free(o);
 }
 
+bool overlay_is_whole(const struct overlay *o)
+{
+    for (uint32_t i = 0; i < o->n_layers; i++)
+        if (o->files[i] &&
+            file_map_check(st_map(o->files[i]), st_path(o->files[i]), NULL) == PF_E_TRUNCATED)
+            return false;
+    return true;
+}
+
 const struct layer_bytes *overlay_layer(const struct overlay *o, uint32_t i_layer)
 {
     return i_layer < o->n_layers && o->files[i_layer] ? &o->layers[i_layer] : NULL;
-}
-
-uint64_t overlay_n_bytes(const struct overlay *o)
-{
-    return o->n_bytes;
-}
-
-const struct file_map *overlay_layer_map(const struct overlay *o, uint32_t i_layer)
-{
-    return i_layer < o->n_layers && o->files[i_layer] ? st_map(o->files[i_layer]) : NULL;
 }
 
 static int place_layer(struct overlay *o, const struct pf_composition *comp,
@@ -68,7 +66,6 @@ static int place_layer(struct overlay *o, const struct pf_composition *comp,
         p[comp->i_tensors[lt->i_target0 + i] - layer->i_tensor0] = st_data(f, st_tensor(f, i));
     o->files[lt->i_layer] = f;
     o->layers[lt->i_layer] = (struct layer_bytes){.kind = PLACE_OVERLAY, .p = p, .map = st_map(f)};
-    o->n_bytes += st_map(f)->n_bytes;
     return PF_OK;
 }
 
@@ -113,12 +110,14 @@ static int adopt_layers(struct overlay_store *s, struct overlay *o,
     return rc;
 }
 
-static uint64_t n_blocks_all(const struct pf_composition *comp)
+static struct sampling draw_blocks(const struct pf_composition *comp, uint64_t phase)
 {
-    uint64_t n = 0;
-    for (size_t i = 0; i < comp->n_targets; i++)
+    uint64_t n = 0, n_bytes = 0;
+    for (size_t i = 0; i < comp->n_targets; i++) {
         n += n_blocks(target_bytes(&comp->targets[i]));
-    return n;
+        n_bytes += target_bytes(&comp->targets[i]);
+    }
+    return sampling_of(n, n_bytes, phase);
 }
 
 /* Evicts what cannot be proved. When some process still has it mapped, only manifest and bad file lose their names: its mapping lives on. */
@@ -174,7 +173,7 @@ int overlay_adopt_phase(struct overlay_store *s, const struct pf_composition *co
     struct overlay *o = mem_calloc(1, sizeof *o);
     if (!o)
         return err_nomem(err, sizeof *o, "an overlay");
-    struct sampling some = sampling_of(n_blocks_all(comp), phase);
+    struct sampling some = draw_blocks(comp, phase);
     uint32_t i_bad = 0;
     atomic_init(&o->n_refs, 1);
     o->lock.fd = -1;

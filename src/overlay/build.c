@@ -266,7 +266,7 @@ static int find_kept(const struct job *job, struct layer_plan *p, struct digest 
     if (file_kind(p->path) == FILE_REGULAR && st_open(p->path, &f, NULL) == PF_OK &&
         layer_digests_new(job->comp, &p->lt, &d, NULL) == PF_OK &&
         layer_file_check(job->comp, &p->lt, f, &d, NULL) == PF_OK) {
-        struct sampling some = sampling_of(d.n_merged, 0);
+        struct sampling some = sampling_of(d.n_merged, p->n_merged_bytes, 0);
         p->is_kept = layer_file_verify(f, &d, &some, 0, NULL) == PF_OK;
         *out_header = layer_header_digest(f);
         if (p->is_kept && !d.is_stamp_known)
@@ -275,7 +275,7 @@ static int find_kept(const struct job *job, struct layer_plan *p, struct digest 
     layer_digests_release(&d);
     st_close(f);
     if (rc == PF_OK && !p->is_kept)
-        (void)unlink(p->path); /* nothing there is the common case; what is there is no good */
+        (void)file_remove_tree(p->path, NULL); /* mostly nothing; what is there is no good */
     return rc;
 }
 

@@ -18,7 +18,9 @@
 
 #define SAMPLE_RATE 64 /* one block of so many, */
 #define SAMPLE_MIN  8  /* but no fewer than this, */
-#define SAMPLE_MAX  64 /* and no more */
+#define SAMPLE_MAX  64 /* and no more, */
+/* and all where that is no more bytes than SAMPLE_MIN whole blocks: small tensors have short ones. */
+#define SAMPLE_ALL_BYTES (SAMPLE_MIN * (uint64_t)HASH_BLOCK_BYTES)
 
 bool layer_targets_next(const struct pf_composition *comp, size_t *io_next,
                         struct layer_targets *out)
@@ -154,8 +156,14 @@ int layer_header(const struct pf_composition *comp, const struct layer_targets *
     return rc;
 }
 
+bool file_is_foreign(const char *path)
+{
+    enum file_kind kind = file_kind(path);
+    return kind == FILE_DIRECTORY || kind == FILE_OTHER;
+}
+
 /* Whatever the code was (cut short, changed, gone): for an overlay it means that the file cannot be proved. */
-static int err_in_format(pf_error *err, const char *path)
+int err_in_format(pf_error *err, const char *path)
 {
     if (err)
         err->code = PF_E_FORMAT;
@@ -210,10 +218,11 @@ int layer_file_check(const struct pf_composition *comp, const struct layer_targe
     return rc ? rc : parse_digests(f, META_BASE, d->base, d->n_base, err);
 }
 
-struct sampling sampling_of(uint64_t n, uint64_t phase)
+struct sampling sampling_of(uint64_t n, uint64_t n_bytes, uint64_t phase)
 {
     uint64_t k = (n + SAMPLE_RATE - 1) / SAMPLE_RATE;
     k = k < SAMPLE_MIN ? SAMPLE_MIN : k > SAMPLE_MAX ? SAMPLE_MAX : k;
+    k = n_bytes <= SAMPLE_ALL_BYTES ? n : k;
     return (struct sampling){.n = n, .k = k < n ? k : n, .phase = n ? phase % n : 0};
 }
 
@@ -262,7 +271,7 @@ static int open_known(struct overlay_store *s, struct digest digest, const char 
     struct st_file *f = NULL;
     char *path = entry_file(s, digest, name);
     int rc = path ? st_open(path, &f, err) : err_nomem(err, 0, "a path");
-    if (rc == PF_E_NOTFOUND || rc == PF_E_TRUNCATED)
+    if (rc == PF_E_NOTFOUND || rc == PF_E_TRUNCATED || (rc == PF_E_IO && file_is_foreign(path)))
         rc = err_in_format(err, path);
     if (rc == PF_OK && !digest_eq(header, layer_header_digest(f)))
         rc = err_set(err, PF_E_FORMAT, "the header of overlay '%s' is not the one in its manifest",

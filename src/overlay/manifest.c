@@ -64,6 +64,8 @@ int json_read_sealed(const char *path, struct json **out, pf_error *err)
     int rc = file_read_all(path, MANIFEST_BYTES_MAX, &p, &n, err);
     if (rc == PF_E_RANGE)
         rc = err_set(err, PF_E_FORMAT, "'%s' is too large to be ours", path);
+    if (rc == PF_E_IO && file_is_foreign(path))
+        rc = err_in_format(err, path);
     if (rc)
         return rc;
     char hex[DIGEST_HEX_LEN + 1] = {0}, *seal = find_seal(p, n);

@@ -48,14 +48,13 @@ int overlay_base_id(struct overlay_store *s, struct pf_checkpoint *ckpt, struct 
 struct overlay;
 void overlay_ref(struct overlay *o);
 void overlay_unref(struct overlay *o);
+/* Has every file the length that it was adopted with? One that was cut shows no bytes any more. */
+bool overlay_is_whole(const struct overlay *o);
 /* Indexed by layer of the checkpoint; NULL where the composition changes nothing. Borrowed. */
 const struct layer_bytes *overlay_layer(const struct overlay *o, uint32_t i_layer);
-uint64_t overlay_n_bytes(const struct overlay *o);
-/* The mapped file behind a layer, for read-ahead and drop-behind; NULL where there is none. */
-const struct file_map *overlay_layer_map(const struct overlay *o, uint32_t i_layer);
 
 /*
- * SAMPLED hashes k of the n blocks (4 MiB) of an entry: k = n / 64 rounded up, at least 8 and at most 64, all when there are no more than 8.
+ * SAMPLED hashes k of the n blocks (4 MiB) of an entry: k = n / 64 rounded up, at least 8 and at most 64, all of an entry up to 32 MiB.
  * Which ones is drawn anew each time, each block with the same chance: one flipped byte is found by an adoption with probability k / n
  * (1 for entries up to 32 MiB, 1 in 64 from 2 GiB to 16 GiB), and by FULL always. Headers, sizes, shapes and dtypes are always checked.
  */

@@ -28,6 +28,11 @@ struct overlay_store {
     size_t n_proofs;
 };
 
+/* Is a directory, a FIFO or the like where a file of ours belongs? */
+bool file_is_foreign(const char *path);
+/* For whatever makes that a file of an entry cannot be proved. Returns PF_E_FORMAT. */
+int err_in_format(pf_error *err, const char *path);
+
 /* Paths; owned by caller, NULL: out of memory. */
 char *entry_dir(const struct overlay_store *s, struct digest digest);
 char *entry_file(const struct overlay_store *s, struct digest digest, const char *name);
@@ -103,7 +108,7 @@ int layer_file_check(const struct pf_composition *comp, const struct layer_targe
 struct sampling {
     uint64_t n, k, phase;
 };
-struct sampling sampling_of(uint64_t n_blocks, uint64_t phase);
+struct sampling sampling_of(uint64_t n_blocks, uint64_t n_bytes, uint64_t phase);
 bool sampling_takes(const struct sampling *s, uint64_t i_block);
 /* Hashes the sampled merged blocks and compares; s NULL: all. i_block0: number of the layer's first block within the entry. */
 int layer_file_verify(const struct st_file *f, const struct layer_digests *d,

@@ -94,16 +94,21 @@ int pf_cache_list(const char *cache_dir, pf_cache_fn fn, void *ctx, pf_error *er
 
 /* ------------------------------------------------------------------------------------------ one entry */
 
+static int check_text(const char *text, pf_error *err)
+{
+    size_t n = text ? strnlen(text, DIGEST_HEX_LEN + 1) : 0;
+    if (n >= PREFIX_MIN && n <= DIGEST_HEX_LEN && strspn(text, "0123456789abcdef") == n)
+        return PF_OK;
+    return err_set(err, PF_E_INVALID,
+                   "'%.40s' is no digest: give its first %d to %d hexadecimal digits",
+                   text ? text : "", PREFIX_MIN, DIGEST_HEX_LEN);
+}
+
 /* "a1b2" to the one entry that begins so. */
 static int find(struct overlay_store *s, const char *text, struct digest *out, pf_error *err)
 {
     struct overlay_entry *entries = NULL;
-    size_t n = 0, n_found = 0, n_text = strnlen(text, DIGEST_HEX_LEN + 1);
-    if (n_text < PREFIX_MIN || n_text > DIGEST_HEX_LEN ||
-        strspn(text, "0123456789abcdef") != n_text)
-        return err_set(err, PF_E_INVALID,
-                       "'%.40s' is no digest: give its first %d to %d hexadecimal digits", text,
-                       PREFIX_MIN, DIGEST_HEX_LEN);
+    size_t n = 0, n_found = 0, n_text = strlen(text);
     int rc = overlay_list(s, &entries, &n, err);
     for (size_t i = 0; rc == PF_OK && i < n; i++)
         if (strncmp(entries[i].digest_hex, text, n_text) == 0) {
@@ -124,7 +129,9 @@ static int open_and_find(const char *cache_dir, const char *text, struct overlay
                          struct digest *out, pf_error *err)
 {
     char *dir = NULL;
-    int rc = open_store(cache_dir, out_store, err);
+    int rc = check_text(text, err);
+    if (rc == PF_OK)
+        rc = open_store(cache_dir, out_store, err);
     if (rc)
         return rc;
     if (*out_store)
@@ -145,7 +152,7 @@ int pf_cache_verify(const char *cache_dir, const char *digest, const char **out_
     int rc = open_and_find(cache_dir, digest, &s, &d, err);
     if (rc == PF_OK)
         rc = overlay_verify_entry(s, d, &base, err);
-    if (rc == PF_OK)
+    if (rc == PF_OK && out_base)
         *out_base = names[base];
     overlay_store_close(s);
     return rc;

@@ -28,7 +28,7 @@ int overlay_cache_dir(const char *asked, char **out_dir, pf_error *err)
     char *path = NULL;
     if (dir)
         path = mem_strdup(dir);
-    else if (xdg && *xdg)
+    else if (xdg && *xdg == '/') /* a relative one is to be ignored, says its specification */
         path = path_join(xdg, "pageflip");
     else if (home && *home)
         path = path_join(home, ".cache/pageflip");

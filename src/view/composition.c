@@ -369,6 +369,8 @@ int pf_composition_new(struct pf_checkpoint *ckpt, const struct pf_lora *loras, 
     if (merge_dtype != PF_MERGE_BASE && merge_dtype != PF_MERGE_F32)
         return err_set(err, PF_E_INVALID, "merge precision %d is neither base nor f32",
                        merge_dtype);
+    if (n_loras > 0 && !loras)
+        return err_set(err, PF_E_INVALID, "%zu adapters are announced and none is given", n_loras);
     int rc = merge_kernel_init(NULL, err);
     if (rc)
         return rc;

@@ -227,6 +227,8 @@ struct pf_checkpoint *view_checkpoint(const struct pf_view *v)
 
 int32_t pf_view_dtype(const struct pf_view *view, uint32_t i_tensor)
 {
+    if (i_tensor >= view->ckpt->n_tensors)
+        return -1;
     const struct merge_target *t = comp_target(view->comp, i_tensor);
     return t ? t->out_dtype : view->ckpt->tensors[i_tensor].dtype;
 }
@@ -342,6 +344,11 @@ void pf_reader_leave(struct pf_reader *reader)
     reader->is_in_layer = false;
 }
 
+static bool is_cut(const struct file_map *m)
+{
+    return m && guard_tripped(m->i_guard);
+}
+
 void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out)
 {
     const struct ckpt_tensor *t = &r->view->ckpt->tensors[i_tensor];
@@ -350,7 +357,8 @@ void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out)
     const struct layer_bytes *bytes =
         r->held && t->i_layer < r->held->n_layers ? r->held->layers[t->i_layer] : NULL;
     uint32_t i = i_tensor - r->view->ckpt->layers[t->i_layer].i_tensor0;
-    if (bytes && bytes->p[i]) {
+    /* An overlay file that somebody cut is passed over: base and deltas say the same. */
+    if (bytes && bytes->p[i] && !is_cut(bytes->map)) {
         out->kind = bytes->kind;
         out->p = bytes->p[i];
         out->map = bytes->map;
@@ -373,7 +381,8 @@ static int check_panel(const struct pf_reader *r, const struct pf_panel *p, stru
     *out = (struct merge_panel){p->row0, p->n_rows, p->col0, p->n_cols};
     if (out->n_cols == 0 && out->col0 == 0)
         out->n_cols = n_cols;
-    if (out->row0 < 0 || out->n_rows < 0 || out->row0 > n_rows ||
+    bool has_no_width = out->n_cols == 0 && out->col0 != 0; /* whole rows begin at column 0 */
+    if (has_no_width || out->row0 < 0 || out->n_rows < 0 || out->row0 > n_rows ||
         out->n_rows > n_rows - out->row0 || out->col0 < 0 || out->n_cols < 0 ||
         out->col0 > n_cols || out->n_cols > n_cols - out->col0)
         return err_set(err, PF_E_RANGE,
@@ -404,6 +413,15 @@ static void read_plain(const struct place *at, int64_t n_cols_all, const struct 
     }
 }
 
+static void read_place(struct pf_reader *r, const struct place *at, int64_t n_cols_all,
+                       const struct merge_panel *p, bool as_f32, void *out)
+{
+    if (at->kind == PLACE_STREAM)
+        merge_read(at->target, p, as_f32, out, r->scratch);
+    else
+        read_plain(at, n_cols_all, p, as_f32, out);
+}
+
 static int read_placed(struct pf_reader *r, uint32_t i_tensor, const struct merge_panel *p,
                        int32_t format, void *out, size_t n_out_bytes, pf_error *err)
 {
@@ -416,18 +434,18 @@ static int read_placed(struct pf_reader *r, uint32_t i_tensor, const struct merg
                        t->name.p, pf_dtype_name(at.dtype),
                        format == PF_AS_F32 ? "as f32" : "by rows");
     size_t n_out = (size_t)p->n_rows * (size_t)p->n_cols * (format == PF_AS_F32 ? 4 : size);
-    if (n_out > n_out_bytes)
-        return err_set(err, PF_E_INVALID,
-                       "panel of tensor '%s' takes %zu bytes, the buffer has %zu", t->name.p, n_out,
-                       n_out_bytes);
     if (n_out == 0)
         return PF_OK;
-    if (at.kind == PLACE_STREAM)
-        merge_read(at.target, p, format == PF_AS_F32, out, r->scratch);
-    else
-        read_plain(&at, shape_cols(&t->shape), p, format == PF_AS_F32, out);
-    if ((at.map && guard_tripped(at.map->i_guard)) ||
-        (at.kind == PLACE_STREAM && comp_is_truncated(r->view->comp)))
+    if (!out || n_out > n_out_bytes)
+        return err_set(err, PF_E_INVALID,
+                       "panel of tensor '%s' takes %zu bytes, the buffer has %zu", t->name.p, n_out,
+                       out ? n_out_bytes : 0);
+    read_place(r, &at, shape_cols(&t->shape), p, format == PF_AS_F32, out);
+    if (at.kind == PLACE_OVERLAY && is_cut(at.map)) { /* just now: what was read are zeros */
+        reader_place(r, i_tensor, &at);
+        read_place(r, &at, shape_cols(&t->shape), p, format == PF_AS_F32, out);
+    }
+    if (is_cut(at.map) || (at.kind == PLACE_STREAM && comp_is_truncated(r->view->comp)))
         return err_set(err, PF_E_TRUNCATED,
                        "tensor '%s': a mapped file shrank while it was read; restore the file and "
                        "start again",
@@ -463,11 +481,12 @@ int pf_apply_into(struct pf_view *view, uint32_t i_tensor, void *buffer, size_t 
     size_t size = dtype_size(pf_view_dtype(view, i_tensor));
     int64_t n_rows = shape_rows(&t->shape), n_cols = shape_cols(&t->shape);
     size_t n_row = (size_t)n_cols * size;
-    if (size == 0 || n_buffer_bytes != (size_t)n_rows * n_row)
+    size_t n_room = buffer ? n_buffer_bytes : 0;
+    if (size == 0 || n_room != (size_t)n_rows * n_row)
         return err_set(err, size ? PF_E_INVALID : PF_E_UNSUPPORTED,
                        "tensor '%s' of dtype %s takes %zu bytes, the buffer has %zu", t->name.p,
                        pf_dtype_name(pf_view_dtype(view, i_tensor)), (size_t)n_rows * n_row,
-                       n_buffer_bytes);
+                       n_room);
     struct pf_reader *reader = NULL;
     int rc = pf_reader_new(view, &reader, err);
     int64_t step = view_panel_rows(view, i_tensor, 0);

@@ -228,9 +228,30 @@ static void a_failed_change_leaves_everything(void **state)
     assert_int_equal(pf_engine_set(f.engine, bad, 2, NULL, NULL, &r, &err), PF_E_INVALID);
     assert_int_equal(pf_engine_set(f.engine, bad, 1, "vae", NULL, &r, &err), PF_E_NOTFOUND);
     assert_err(&err, PF_E_NOTFOUND, "'vae'", "'transformer'");
+    assert_int_equal(pf_engine_set(f.engine, NULL, 1, NULL, NULL, &r, &err), PF_E_INVALID);
+    assert_int_equal(pf_engine_unload(f.engine, NULL, &err), PF_E_INVALID);
     assert_same(current_bytes(&f), noto);
     assert_ok(pf_engine_merge(f.engine, NULL, 1, &r, &err), &err);
     assert_same(current_bytes(&f), noto);
+    close_engine(&f);
+}
+
+/* Precision is part of what is set: no options are all defaults, also after f32; merging again keeps it. */
+static void merge_precision_is_what_set_said_last(void **state)
+{
+    struct fixture f;
+    struct pf_change_report f32, again, base;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    struct pf_engine_lora l = {.nickname = "noto", .strength = 1};
+    struct pf_change_opts o = {.size = sizeof o, .merge_dtype = PF_MERGE_F32};
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &o, &f32, &err), &err);
+    assert_ok(pf_engine_unmerge(f.engine, NULL, NULL, &err), &err);
+    assert_ok(pf_engine_merge(f.engine, NULL, 1, &again, &err), &err);
+    assert_string_equal(again.composition, f32.composition);
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, NULL, &base, &err), &err);
+    assert_string_not_equal(base.composition, f32.composition);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
     close_engine(&f);
 }
 
@@ -360,6 +381,7 @@ int main(void)
         in_dir(resident_layers_are_rewritten_in_place),
         in_dir(every_cell_of_the_state_table),
         in_dir(a_failed_change_leaves_everything),
+        in_dir(merge_precision_is_what_set_said_last),
         in_dir(an_adapter_in_use_cannot_be_unloaded),
         in_dir(per_request_views_stand_beside_the_global_one),
         in_dir(without_a_cache_it_streams_and_says_so),

@@ -29,14 +29,16 @@ static void every_block_is_sampled_with_the_stated_chance(void **state)
     static const struct {
         uint64_t n, k;
     } cases[] = {{1, 1}, {7, 7}, {8, 8}, {9, 8}, {63, 8}, {512, 8}, {513, 9}, {700, 11}};
-    assert_int_equal(sampling_of(4096, 5).k, 64);
-    assert_int_equal(sampling_of(9216, 5).k, 64);
+    assert_int_equal(sampling_of(4096, UINT64_MAX, 5).k, 64);
+    assert_int_equal(sampling_of(9216, UINT64_MAX, 5).k, 64);
+    assert_int_equal(sampling_of(700, 32 << 20, 5).k, 700);
+    assert_int_equal(sampling_of(700, (32 << 20) + 1, 5).k, 11);
     for (size_t c = 0; c < PF_COUNTOF(cases); c++) {
         uint64_t n = cases[c].n, k = cases[c].k;
         unsigned *n_hits = calloc(n, sizeof *n_hits);
         assert_non_null(n_hits);
         for (uint64_t phase = 0; phase < n; phase++) {
-            struct sampling s = sampling_of(n, phase);
+            struct sampling s = sampling_of(n, UINT64_MAX, phase);
             assert_int_equal(s.k, k);
             uint64_t n_taken = 0;
             for (uint64_t i = 0; i < n; i++) {
@@ -55,8 +57,9 @@ static void every_block_is_sampled_with_the_stated_chance(void **state)
 static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(void **state)
 {
     struct fx fx;
-    struct overlay *held = NULL;        /* so that a bad layer alone is set aside and built again */
-    fx_open(&fx, state, 24, 16, 16, 1); /* a block each, if a short one: 8 of 24 are looked at */
+    struct overlay *held = NULL; /* so that a bad layer alone is set aside and built again */
+    fx_open(&fx, state, 24, 1024, 704,
+            1); /* 33 MiB: a block each, if a short one, 8 of 24 are looked at */
     assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
     assert_ok(overlay_adopt(fx.store, fx.comp, OVERLAY_VERIFY_SAMPLED, &held, &fx.err), &fx.err);
     char *name = fx_layer_name(&fx, 17);
@@ -85,6 +88,25 @@ static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(v
     assert_err(&fx.err, PF_E_FORMAT, name, "not those that were written");
     assert_int_equal(adopt_rc(&fx, fx.comp, OVERLAY_VERIFY_FULL), PF_E_FORMAT);
     overlay_unref(held);
+    mem_free(name);
+    fx_close(&fx);
+}
+
+/* Few bytes, many tensors: all of it is looked at, whatever is drawn. */
+static void a_flipped_byte_of_a_small_entry_is_always_found(void **state)
+{
+    struct fx fx;
+    fx_open(&fx, state, 12, 16, 16, 1);
+    char *name = fx_layer_name(&fx, 9);
+    for (uint64_t phase = 0; phase < 12; phase += 3) {
+        struct overlay *o = NULL;
+        assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
+        const char *path = fx_entry(&fx, fx.comp, name);
+        fx_flip(path, fx_size(path) - 7);
+        assert_int_equal(
+            overlay_adopt_phase(fx.store, fx.comp, OVERLAY_VERIFY_SAMPLED, phase, &o, &fx.err),
+            PF_E_FORMAT);
+    }
     mem_free(name);
     fx_close(&fx);
 }
@@ -137,6 +159,33 @@ static void what_is_missing_or_cut_is_not_adopted_but_built_again(void **state)
         assert_int_equal(adopt_rc(&fx, fx.comp, OVERLAY_VERIFY_SAMPLED), PF_E_FORMAT);
         assert_err(&fx.err, PF_E_FORMAT, name);
         assert_absent(&fx, fx.comp);
+    }
+    mem_free(name);
+    fx_close(&fx);
+}
+
+/* In the place of a layer or the manifest, of an entry that is read or not. */
+static void what_is_no_file_is_built_again(void **state)
+{
+    struct fx fx;
+    struct overlay *held = NULL;
+    fx_open(&fx, state, 3, 16, 16, 1);
+    char *name = fx_layer_name(&fx, 1);
+    for (int i = 0; i < 8; i++) {
+        assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
+        if (i & 4)
+            assert_ok(overlay_adopt(fx.store, fx.comp, OVERLAY_VERIFY_FULL, &held, &fx.err),
+                      &fx.err);
+        const char *path = fx_entry(&fx, fx.comp, i & 1 ? name : "manifest.json");
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(i & 2 ? mkdir(path, 0777) : mkfifo(path, 0666), 0);
+        assert_int_equal(adopt_rc(&fx, fx.comp, OVERLAY_VERIFY_SAMPLED), PF_E_FORMAT);
+        assert_err(&fx.err, PF_E_FORMAT, path, "not a regular file");
+        assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
+        fx_assert_adopts(&fx, fx.comp);
+        overlay_unref(held);
+        held = NULL;
+        assert_ok(overlay_evict(fx.store, fx.comp->digest, &fx.err), &fx.err);
     }
     mem_free(name);
     fx_close(&fx);
@@ -503,6 +552,10 @@ static void the_directory_follows_the_precedence(void **state)
         assert_string_equal(dir, cases[i].want);
         mem_free(dir);
     }
+    setenv("XDG_CACHE_HOME", "x", 1); /* its specification: to be ignored */
+    assert_ok(overlay_cache_dir(NULL, &dir, &err), &err);
+    assert_string_equal(dir, "/h/.cache/pageflip");
+    mem_free(dir);
     unsetenv("HOME");
     assert_int_equal(overlay_cache_dir(NULL, &dir, &err), PF_E_STATE);
     assert_err(&err, PF_E_STATE, "no cache", "PAGEFLIP_CACHE");
@@ -518,8 +571,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_sampled_with_the_stated_chance),
         in_dir(a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling),
+        in_dir(a_flipped_byte_of_a_small_entry_is_always_found),
         in_dir(no_byte_of_an_entry_is_beyond_proof),
         in_dir(what_is_missing_or_cut_is_not_adopted_but_built_again),
+        in_dir(what_is_no_file_is_built_again),
         in_dir(an_entry_that_is_read_is_set_aside_without_taking_it_away),
         in_dir(a_base_that_was_touched_or_copied_keeps_its_overlays),
         in_dir(two_copies_in_turn_are_checked_once_each),

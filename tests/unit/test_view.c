@@ -292,6 +292,7 @@ static void refuses_panels_outside_of_tensors(void **state)
         {.i_tensor = f.i_tensor, .n_rows = 513},
         {.i_tensor = f.i_tensor, .n_rows = 1, .col0 = 128, .n_cols = 1},
         {.i_tensor = f.i_tensor, .n_rows = 1, .col0 = 1, .n_cols = 128},
+        {.i_tensor = f.i_tensor, .n_rows = 1, .col0 = 1}, /* whole rows from their second column */
         {.i_tensor = f.i_tensor, .row0 = INT64_MAX, .n_rows = INT64_MAX},
         {.i_tensor = f.ckpt->n_tensors, .n_rows = 1},
     };
@@ -302,6 +303,14 @@ static void refuses_panels_outside_of_tensors(void **state)
     assert_int_equal(pf_reader_read(f.reader, &whole, PF_NATIVE, bytes, sizeof bytes - 1, &err),
                      PF_E_INVALID);
     assert_err(&err, PF_E_INVALID, "131072 bytes", "131071");
+    assert_int_equal(pf_reader_read(f.reader, &whole, PF_NATIVE, NULL, sizeof bytes, &err),
+                     PF_E_INVALID);
+    assert_int_equal(pf_apply_into(f.view, f.i_tensor, NULL, sizeof bytes, &err), PF_E_INVALID);
+    assert_int_equal(pf_view_dtype(f.view, f.ckpt->n_tensors), -1);
+    assert_int_equal(pf_view_dtype(f.view, UINT32_MAX), -1);
+    assert_null(pf_view_map(f.view, UINT32_MAX));
+    struct pf_composition *none;
+    assert_int_equal(pf_composition_new(f.ckpt, NULL, 2, NULL, &none, &err), PF_E_INVALID);
     assert_int_equal(pf_reader_read(f.reader, &whole, 7, bytes, sizeof bytes, &err), PF_E_INVALID);
     assert_int_equal(pf_reader_enter(f.reader, f.ckpt->n_layers, &err), PF_E_RANGE);
     struct pf_view *v;
