@@ -565,6 +565,7 @@ struct pf_engine_status {
     uint64_t n_changes, n_builds, n_adoptions;
     uint64_t n_build_failures, n_evictions;
     uint64_t n_merged_bytes; /* of all panels that this process merged, streamed or built */
+    int32_t merge_dtype;     /* PF_MERGE_* of the composition */
 };
 PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *out_status);
 
@@ -581,9 +582,15 @@ PF_API int pf_engine_layer_status(struct pf_engine *engine, uint32_t i_layer,
 /* Called under the engine's change lock: copy what you need, call nothing of the engine. */
 typedef void (*pf_adapter_fn)(void *ctx, const char *nickname, const struct pf_adapter *adapter);
 PF_API void pf_engine_each_adapter(struct pf_engine *engine, pf_adapter_fn fn, void *ctx);
-/* strength: as it acts now (factor applied) when is_merged, else as remembered. */
-typedef void (*pf_active_fn)(void *ctx, const char *component, const char *nickname,
-                             const char *path, double strength, bool is_merged);
+/* An adapter on one component, as it was set. */
+struct pf_active_info {
+    const char *component, *nickname, *path;
+    double strength; /* as it acts now (factor applied) when is_merged, else as remembered */
+    bool is_merged;
+    bool has_alpha; /* an alpha was given instead of the adapter's own */
+    double alpha;
+};
+typedef void (*pf_active_fn)(void *ctx, const struct pf_active_info *info);
 PF_API void pf_engine_each_active(struct pf_engine *engine, pf_active_fn fn, void *ctx);
 
 /* ----------------------------------------------------------------------------------------- overlay cache */

@@ -437,20 +437,19 @@ static void list_adapter(void *ctx, const char *nickname, const struct pf_adapte
     json_add(list->adapters, it);
 }
 
-static void list_active(void *ctx, const char *component, const char *nickname, const char *path,
-                        double strength, bool is_merged)
+static void list_active(void *ctx, const struct pf_active_info *a)
 {
     struct listing *list = ctx;
     struct json *it = json_new_object();
 
-    json_set_z(it, "name", nickname);
-    json_set(it, "path", json_new_string(str_of(path)));
-    json_set_z(it, "target", component);
-    json_set_real(it, "strength", strength);
-    json_set_bool(it, "merged", is_merged);
+    json_set_z(it, "name", a->nickname);
+    json_set(it, "path", json_new_string(str_of(a->path)));
+    json_set_z(it, "target", a->component);
+    json_set_real(it, "strength", a->strength);
+    json_set_bool(it, "merged", a->is_merged);
     json_add(list->active, it);
-    strbuf_addf(&list->text, "%s%s:%g on %s%s", list->text.n ? ", " : "", nickname, strength,
-                component, is_merged ? "" : " (not merged)");
+    strbuf_addf(&list->text, "%s%s:%g on %s%s", list->text.n ? ", " : "", a->nickname, a->strength,
+                a->component, a->is_merged ? "" : " (not merged)");
 }
 
 static struct json *status_json(const struct runner *r, const struct pf_engine_status *status,

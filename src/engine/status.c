@@ -47,6 +47,7 @@ void pf_engine_status(struct pf_engine *e, struct pf_engine_status *s)
     s->n_build_failures = e->n_build_failures;
     s->n_evictions = e->store ? overlay_store_n_evicted(e->store) : 0;
     s->n_merged_bytes = merge_n_bytes();
+    s->merge_dtype = e->merge_dtype;
     pthread_mutex_unlock(&e->mu);
 }
 
@@ -107,10 +108,16 @@ void pf_engine_each_active(struct pf_engine *e, pf_active_fn fn, void *ctx)
     for (uint32_t c = 0; c < e->ckpt->n_components; c++) {
         const struct target_state *t = &e->targets[c];
         bool is_merged = t->phase == TARGET_ACTIVE;
-        for (size_t i = 0; i < t->n_entries; i++)
-            fn(ctx, e->ckpt->components[c].name, t->entries[i].nickname,
-               adapter_path(t->entries[i].adapter),
-               t->entries[i].strength * (is_merged ? t->factor : 1), is_merged);
+        for (size_t i = 0; i < t->n_entries; i++) {
+            const struct target_entry *it = &t->entries[i];
+            fn(ctx, &(struct pf_active_info){.component = e->ckpt->components[c].name,
+                                             .nickname = it->nickname,
+                                             .path = adapter_path(it->adapter),
+                                             .strength = it->strength * (is_merged ? t->factor : 1),
+                                             .is_merged = is_merged,
+                                             .has_alpha = it->has_alpha,
+                                             .alpha = it->alpha});
+        }
     }
     pthread_mutex_unlock(&e->mu);
 }

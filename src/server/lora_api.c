@@ -310,24 +310,21 @@ struct active_list {
 };
 
 /* Copies only: the engine's lock is held. */
-static void add_active(void *ctx, const char *component, const char *nickname, const char *path,
-                       double strength, bool is_merged)
+static void add_active(void *ctx, const struct pf_active_info *a)
 {
     struct active_list *l = ctx;
     struct json *it = json_new_object();
     size_t i = 0;
-    char *given = book_given_path(l->s->book, nickname, path);
 
-    json_set(it, "nickname", json_new_string(str_of(nickname)));
-    json_set(it, "path", json_new_string(str_of(given ? given : path)));
-    json_set_bool(it, "merged", is_merged);
+    json_set(it, "nickname", json_new_string(str_of(a->nickname)));
+    json_set(it, "path", book_given_path_json(l->s->book, a->nickname, a->path));
+    json_set_bool(it, "merged", a->is_merged);
     json_set_z(it, "mode", l->mode);
-    json_set_real(it, "strength", strength);
-    mem_free(given);
-    while (i < l->n && strcmp(l->names[i], component) != 0)
+    json_set_real(it, "strength", a->strength);
+    while (i < l->n && strcmp(l->names[i], a->component) != 0)
         i++;
     if (i == l->n && l->n < l->n_max) {
-        l->names[l->n] = component; /* the checkpoint's own string */
+        l->names[l->n] = a->component; /* the checkpoint's own string */
         l->lists[l->n++] = json_new_array();
     }
     if (i < l->n)

@@ -540,16 +540,16 @@ char *book_path(struct lora_book *b, const char *nickname)
     return path;
 }
 
-char *book_given_path(struct lora_book *b, const char *nickname, const char *path)
+struct json *book_given_path_json(struct lora_book *b, const char *nickname, const char *path)
 {
     const struct entry *e;
-    char *given;
+    struct json *given;
 
     (void)pthread_mutex_lock(&b->mu);
     e = find(b, nickname);
     if (!e || strcmp(e->path, path) != 0)
         e = find_path(b, path); /* the nickname means another file by now */
-    given = mem_strdup(e ? e->given : path);
+    given = json_new_string(str_of(e ? e->given : path));
     (void)pthread_mutex_unlock(&b->mu);
     return given;
 }

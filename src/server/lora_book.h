@@ -60,8 +60,8 @@ void book_unlock_paths(struct lora_book *b);
 
 /* The path that may be opened for a nickname, or NULL. Owned by caller. */
 char *book_path(struct lora_book *b, const char *nickname);
-/* The path that acts under a nickname as it was given, for lists; `path` when nobody gave it. Owned by caller. */
-char *book_given_path(struct lora_book *b, const char *nickname, const char *path);
+/* The path that acts under a nickname as it was given, for lists; `path` when nobody gave it. */
+struct json *book_given_path_json(struct lora_book *b, const char *nickname, const char *path);
 /* [{"nickname", "path"}] */
 struct json *book_json(struct lora_book *b);
 

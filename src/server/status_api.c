@@ -146,6 +146,34 @@ static void add_job(void *ctx, const struct job *job)
     json_add(ctx, it);
 }
 
+struct active_list {
+    struct service *s;
+    struct json *list;
+};
+
+/* Copies only: the engine's lock is held. */
+static void add_adapter(void *ctx, const struct pf_active_info *a)
+{
+    struct active_list *l = ctx;
+    struct json *it = json_new_object();
+
+    json_set(it, "nickname", json_new_string(str_of(a->nickname)));
+    json_set(it, "path", book_given_path_json(l->s->book, a->nickname, a->path));
+    json_set_z(it, "target", a->component);
+    json_set_real(it, "strength", a->strength);
+    json_set(it, "alpha", a->has_alpha ? json_new_real(a->alpha) : json_new_null());
+    json_set_bool(it, "merged", a->is_merged);
+    json_add(l->list, it);
+}
+
+static struct json *adapters_json(struct service *s)
+{
+    struct active_list l = {s, json_new_array()};
+
+    pf_engine_each_active(s->engine, add_adapter, &l);
+    return l.list;
+}
+
 static struct json *queue_json(struct service *s)
 {
     struct json *it = json_new_object();
@@ -215,6 +243,8 @@ void api_status(struct service *s, struct http_request *req, const struct json *
     }
     pf_engine_status(s->engine, e);
     json_set_z(doc, "composition", e->composition);
+    json_set(doc, "adapters", adapters_json(s));
+    json_set_z(doc, "merge_dtype", e->merge_dtype == PF_MERGE_F32 ? "f32" : "base");
     json_set_int(doc, "changes", (int64_t)e->n_changes);
     json_set_int(doc, "changes_in_progress", atomic_load(&s->n_changing));
     json_set_bool(doc, "draining", s->is_draining);

@@ -234,6 +234,19 @@ class Page(unittest.TestCase):
         self.assertIn("transformer_blocks.7", b.text("cell-text"))
         self.assert_sound()
 
+    def test_a_slider_keeps_what_others_set_beside_the_strength(self):
+        b, server = self.browser, self.serve("--lora", "noto=noto:0.5", "--lora", "turbo=turbo:0.5", "--way", "stream")
+        self.open(server)
+        body = {"lora_nickname": ["noto", "turbo"], "strength": [0.5, 0.5], "lora_alpha": [2.5, None], "merge_dtype": "f32"}
+        self.assertEqual(server.ask("POST", "/v1/set_lora", body)[0], 200)
+        wait_for("the page heard of it", lambda: "Set:" in b.text("log"))
+        b.tab_to("s-noto")
+        b.press("Right", "Right")
+        wait_for("the strength is applied", lambda: server.strengths() == {"noto": 0.6, "turbo": 0.5})
+        status = server.get("/v1/status")
+        self.assertEqual(({a["nickname"]: a["alpha"] for a in status["adapters"]}, status["merge_dtype"]), ({"noto": 2.5, "turbo": None}, "f32"))
+        self.assert_sound()
+
     def test_can_be_read_and_reached(self):
         b, server = self.browser, self.serve("--lora", "noto=noto:0.8", "--lora", "turbo=turbo", "--build-delay", "100", "--workers", "1")
         self.open(server)

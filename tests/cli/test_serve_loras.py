@@ -58,6 +58,17 @@ class Loras(ServeCase):
             {"nickname": "n", "path": "noto", "merged": True, "mode": "dynamic", "strength": 0.5},
             {"nickname": "t", "path": "turbo", "merged": True, "mode": "dynamic", "strength": 2.0}]})
 
+    def test_status_has_the_composition(self):
+        self.assertEqual(self.server.get("/v1/status").json["adapters"], [])
+        self.ok("/v1/set_lora", {"lora_nickname": ["n", "t"], "lora_path": ["noto", "turbo"], "strength": [0.5, 2], "lora_alpha": [None, 4.5], "merge_dtype": "f32"})
+        self.ok("/v1/merge_lora_weights", {"strength": 0.5})
+        doc = self.server.get("/v1/status").json
+        self.assertEqual((doc["merge_dtype"], doc["adapters"]), ("f32", [
+            {"nickname": "n", "path": "noto", "target": "transformer", "strength": 0.25, "alpha": None, "merged": True},
+            {"nickname": "t", "path": "turbo", "target": "transformer", "strength": 1.0, "alpha": 4.5, "merged": True}]))
+        self.ok("/v1/unmerge_lora_weights")
+        self.assertEqual([(a["strength"], a["merged"]) for a in self.server.get("/v1/status").json["adapters"]], [(0.5, False), (2.0, False)])
+
     def test_merge_mode_maps_to_the_way(self):
         self.assertEqual(self.ok("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto", "merge_mode": "dynamic"})["way"], "stream")
         doc = self.ok("/v1/set_lora", {"lora_nickname": "n", "merge_mode": "merge"})

@@ -169,12 +169,10 @@ struct count {
     uint32_t n;
 };
 
-static void count_active(void *ctx, const char *component, const char *nickname, const char *path,
-                         double strength, bool is_merged)
+static void count_active(void *ctx, const struct pf_active_info *info)
 {
     struct count *c = ctx;
-    (void)nickname, (void)path, (void)strength, (void)is_merged;
-    c->n += strcmp(c->component, component) == 0;
+    c->n += strcmp(c->component, info->component) == 0;
 }
 
 static uint32_t n_active(struct fixture *f, const char *component)

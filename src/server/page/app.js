@@ -380,13 +380,17 @@ function makeRow(nickname) {
   return row;
 }
 
-/* With several components each adapter keeps those it is on; one that goes to 0 is named, so that it leaves them. */
+/* What others set beside strengths stays: alpha, precision, and with several components those that an adapter is on; one that goes to 0 is
+ * named, so that it leaves them. */
 function setBody() {
   const isMany = state.server.targets.length > 1;
   const list = [...$("rows").children].map((row) => ({ nickname: row.dataset.nickname, strength: row.strength, on: activeOf(row.dataset.nickname) }))
     .filter((l) => l.strength !== 0 || (isMany && l.on.length));
   if (!list.length || list.every((l) => l.strength === 0)) return null;
   const body = { lora_nickname: list.map((l) => l.nickname), strength: list.map((l) => l.strength) };
+  const alphas = list.map((l) => (state.status.adapters.find((a) => a.nickname === l.nickname && a.alpha !== null) || { alpha: null }).alpha);
+  if (alphas.some((a) => a !== null)) body.lora_alpha = alphas;
+  if (state.status.adapters.length) body.merge_dtype = state.status.merge_dtype;
   if (isMany) body.target = list.map((l) => (l.on.length ? l.on.map((a) => a.component).join(",") : "all"));
   return body;
 }
