@@ -232,9 +232,12 @@ static int join_if_there(const char *dir, const char *name, char **out, pf_error
 {
     char target[1];
     int rc = join(dir, name, out, err);
-    if (rc != PF_OK || file_kind(*out) != FILE_ABSENT)
+    enum file_kind kind = rc == PF_OK ? file_kind(*out) : FILE_REGULAR;
+    if (kind == FILE_REGULAR || kind == FILE_DIRECTORY)
         return rc;
-    if (readlink(*out, target, sizeof target) > 0)
+    if (kind == FILE_OTHER)
+        rc = file_kind_refuse(*out, err);
+    else if (readlink(*out, target, sizeof target) > 0)
         rc = err_set(err, PF_E_NOTFOUND,
                      "adapter '%s': '%s' is a link to a file that is not there: its download was "
                      "not finished",
@@ -322,8 +325,7 @@ static int locate(const char *path, struct location *out, bool *out_is_passed_by
     case FILE_ABSENT:
         return err_set(err, PF_E_NOTFOUND, "adapter '%s' does not exist", path);
     default:
-        return err_set(err, PF_E_UNSUPPORTED, "adapter '%s' is neither a file nor a directory",
-                       path);
+        return file_kind_refuse(path, err);
     }
 }
 

@@ -83,6 +83,8 @@ void file_lock_release(struct file_lock *l);
 
 enum file_kind { FILE_ABSENT, FILE_REGULAR, FILE_DIRECTORY, FILE_OTHER };
 enum file_kind file_kind(const char *path); /* follows links */
+/* What a path of kind FILE_OTHER is, or why nobody can tell: PF_E_INVALID, PF_E_IO. */
+int file_kind_refuse(const char *path, pf_error *err);
 /* Does mincore tell which pages of this file are cached? For files of others the kernel calls every page cached. */
 bool file_shows_cache(int fd);
 bool file_same(const char *a, const char *b);                   /* same device and inode */

@@ -83,6 +83,14 @@ enum file_kind file_kind(const char *path)
     return S_ISREG(st.st_mode) ? FILE_REGULAR : S_ISDIR(st.st_mode) ? FILE_DIRECTORY : FILE_OTHER;
 }
 
+int file_kind_refuse(const char *path, pf_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return err_sys(err, errno, "'%s'", path);
+    return err_set(err, PF_E_INVALID, "'%s' is neither a file nor a directory", path);
+}
+
 bool file_same(const char *a, const char *b)
 {
     struct stat sa, sb;

@@ -41,6 +41,8 @@ static int place_shards(struct opening *o, size_t i, pf_error *err)
     struct ckpt_place *place = &o->where.places[i];
     struct ckpt_index *index = &o->indices[i];
     struct arena *a = &o->ckpt->priv->arena;
+    if (file_kind(place->index_path) == FILE_ABSENT)
+        return missing_file(place->index_path, NULL, err);
     int rc = ckpt_index_load(place->index_path, index, err);
     if (rc != PF_OK)
         return rc;

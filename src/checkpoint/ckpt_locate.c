@@ -109,7 +109,10 @@ static int locate_file(struct arena *a, const char *path, struct ckpt_location *
     struct ckpt_place place = {
         .name = CKPT_COMPONENT_DEFAULT, .path = path, .config_path = config_beside(a, dir)};
     if (str_ends(str_of(path), ".json")) {
-        place.index_path = path;
+        /* Below the directory that its shards are below, by name too: an output is laid out by what follows it. */
+        place.index_path = ckpt_arena_join(a, dir, path_base(path).p);
+        if (place.index_path == NULL)
+            return err_nomem(err, strlen(path), "path");
         out->layout = "sharded";
     } else {
         files[0] = path;
@@ -242,6 +245,6 @@ int ckpt_locate(struct arena *a, const char *path, struct ckpt_location *out, pf
     }
     out->path = at;
     if (kind == FILE_OTHER)
-        return err_set(err, PF_E_INVALID, "'%s' is neither a file nor a directory", at);
+        return file_kind_refuse(at, err);
     return kind == FILE_DIRECTORY ? locate_dir(a, at, out, err) : locate_file(a, at, out, err);
 }

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/log.h"
+
 #define REF_BYTES_MAX 4096
 
 static bool is_name_char(char c)
@@ -113,6 +115,10 @@ int ckpt_hub_snapshot(struct arena *a, const char *repo_dir, const char **out_di
     if (dir == NULL)
         return err_set(err, PF_E_NOTFOUND,
                        "hub cache '%s' holds no snapshot: the download was not finished", repo_dir);
+    if (commit != NULL)
+        log_at(PF_LOG_WARN,
+               "'%s': refs/main means snapshot '%s', which is not there: the newest, '%s', is used",
+               repo_dir, commit, path_base(dir).p);
     *out_dir = dir;
     return PF_OK;
 }

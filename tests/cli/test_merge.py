@@ -1,4 +1,5 @@
 """merge: layout and bytes, refusals, --force, parts, and Ctrl-C, after which the same command continues."""
+import json
 import os
 import pty
 import shutil
@@ -61,6 +62,23 @@ class Merge(Case):
         self.ok("merge", "--lora", "turbo:0", "-o", self.path("b"))
         self.assertEqual(files(self.path("a")), files(MODEL))
         self.assertEqual(files(self.path("b")), files(MODEL))
+
+    def test_an_index_by_every_name_of_it(self):
+        index = "model.safetensors.index.json"
+        header, _, data = read_safetensors(os.path.join(MODEL, WEIGHTS))
+        names = list(header)
+        os.makedirs(self.path("m", "sub"))
+        for i in range(2):
+            write_safetensors(self.path("m", f"model-0000{i + 1}-of-00002.safetensors"),
+                              {k: (header[k]["dtype"], header[k]["shape"], data[k]) for k in names[i::2]})
+        with open(self.path("m", index), "w", encoding="utf-8") as file:
+            json.dump({"weight_map": {k: f"model-0000{i % 2 + 1}-of-00002.safetensors" for i, k in enumerate(names)}}, file)
+        self.ok("merge", "--model", self.path("m", index), "--lora", "night", "-o", self.path("whole"))
+        want = files(self.path("whole"))
+        self.assertEqual(len(want), 3)
+        for i, (cwd, model) in enumerate((("m", index), ("m", "./" + index), ("m/sub", "../" + index), (".", "m//" + index))):
+            self.ok("merge", "--model", model, "--lora", "night", "-o", self.path(f"out{i}"), cwd=self.path(cwd))
+            self.assertEqual(files(self.path(f"out{i}")), want, model)
 
     def test_f32(self):
         doc = self.ok("merge", "--lora", "noto", "--merge-dtype", "f32", "-o", self.path("out"), "--json")

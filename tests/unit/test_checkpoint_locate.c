@@ -296,6 +296,7 @@ static void refuses_what_is_not_there(void **state)
     FX_ASSERT_REFUSED("../no-such-name-here", PF_E_NOTFOUND, "does not exist");
     assert_int_equal(mkfifo(fx_path(fx, "pipe"), 0600), 0);
     FX_ASSERT_REFUSED(fx_path(fx, "pipe"), PF_E_INVALID, "pipe' is neither a file nor a directory");
+    FX_ASSERT_REFUSED(fx_link(fx, "loop", "loop"), PF_E_IO, "loop': Too many levels");
     assert_int_equal(mkfifo(fx_path(fx, "pipe.safetensors"), 0600), 0);
     FX_ASSERT_REFUSED(fx_path(fx, "pipe.safetensors"), PF_E_INVALID, "neither a file");
 }
@@ -369,6 +370,9 @@ static void says_that_a_download_was_not_finished(void **state)
     (void)fx_link(fx, "r/snapshots/c/model.safetensors", "../../blobs/absent");
     FX_ASSERT_REFUSED(fx_path(fx, "r/snapshots/c"), PF_E_NOTFOUND,
                       "c/model.safetensors' is a link to a file that is not there");
+    (void)fx_link(fx, "r/snapshots/d/model.safetensors.index.json", "../../blobs/absent");
+    FX_ASSERT_REFUSED(fx_path(fx, "r/snapshots/d"), PF_E_NOTFOUND,
+                      "index.json' is a link to a file that is not there");
 }
 
 static void resolves_org_name_offline(void **state)
