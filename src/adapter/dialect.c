@@ -144,7 +144,7 @@ static struct str before_last_dot(struct str s)
 }
 
 /* `module.lora_A.<adapter name>.weight` and the like: the name is one segment. */
-static const struct spelling *find_named(struct str key, size_t *out_n_module)
+static const struct spelling *find_named(struct str key, size_t *out_n_module, struct str *out_name)
 {
     static const char *const tails[] = {".weight", ".bias", ""};
     for (size_t t = 0; t < PF_COUNTOF(tails); t++) {
@@ -159,6 +159,7 @@ static const struct spelling *find_named(struct str key, size_t *out_n_module)
             if (!s->is_named || !ends_with_two(head, tails[t], s->suffix))
                 continue;
             *out_n_module = head.n - (strlen(s->suffix) - n_tail);
+            *out_name = str_cut_front(named, head.n + 1);
             return s;
         }
     }
@@ -189,13 +190,13 @@ static bool is_xlabs(struct str module)
 
 struct ad_split dialect_split(struct str key)
 {
-    struct ad_split out = {.module = key, .leaf = LEAF_UNKNOWN};
+    struct ad_split out = {.module = key, .adapter = {key.p, 0}, .leaf = LEAF_UNKNOWN};
     size_t n_module = 0;
     const struct spelling *s = find_spelling(key);
     if (s != NULL)
         n_module = key.n - strlen(s->suffix);
     else
-        s = find_named(key, &n_module);
+        s = find_named(key, &n_module, &out.adapter);
     if (s != NULL) {
         out.module.n = n_module;
         out.leaf = s->leaf;

@@ -37,7 +37,8 @@ enum ad_leaf {
 };
 
 struct ad_split {
-    struct str module; /* slice of the key */
+    struct str module;  /* slice of the key */
+    struct str adapter; /* slice: the adapter's name that was left in it; empty: none was */
     enum ad_leaf leaf;
     /* Belongs to the module's path ("diff_m" changes `<module>.modulation`), or NULL */
     const char *append;

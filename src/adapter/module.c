@@ -12,7 +12,7 @@
 #define KEY_BYTES_MAX 1000u
 
 struct split_key {
-    struct str module;
+    struct str module, adapter;
     uint32_t leaf, i_tensor;
 };
 
@@ -67,7 +67,8 @@ static int split_one(struct pf_adapter *a, uint32_t i_tensor, struct split_key *
     if (s.leaf == LEAF_REFUSED)
         return err_set(err, PF_E_UNSUPPORTED, "adapter '%s': tensor '%s': %s", a->path, t->name.p,
                        s.refused);
-    *out = (struct split_key){.module = s.module, .leaf = s.leaf, .i_tensor = i_tensor};
+    *out = (struct split_key){
+        .module = s.module, .adapter = s.adapter, .leaf = s.leaf, .i_tensor = i_tensor};
     if (s.append != NULL) {
         struct strbuf b;
         strbuf_init(&b);
@@ -78,6 +79,27 @@ static int split_one(struct pf_adapter *a, uint32_t i_tensor, struct split_key *
         strbuf_release(&b);
         if (name == NULL)
             return err_nomem(err, s.module.n, "a module's name");
+    }
+    return PF_OK;
+}
+
+/* A dump of a whole model may hold several adapters. One of them is what was meant, never a mixture. */
+static int check_one_adapter(const struct pf_adapter *a, const struct split_key *keys, size_t n,
+                             pf_error *err)
+{
+    const struct split_key *first = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (keys[i].adapter.n == 0)
+            continue;
+        if (first == NULL)
+            first = &keys[i];
+        if (!str_eq(first->adapter, keys[i].adapter))
+            return err_set(err, PF_E_CONFLICT,
+                           "adapter '%s' holds two: '%s' is of '%.*s', '%s' is of '%.*s': save "
+                           "each to a file of its own",
+                           a->path, a->tensors[first->i_tensor].name.p, (int)first->adapter.n,
+                           first->adapter.p, a->tensors[keys[i].i_tensor].name.p,
+                           (int)keys[i].adapter.n, keys[i].adapter.p);
     }
     return PF_OK;
 }
@@ -251,7 +273,9 @@ int modules_build(struct pf_adapter *a, pf_error *err)
     int rc = split_keys(a, &keys, &n, err);
     if (rc != PF_OK)
         return rc;
-    rc = group_keys(a, keys, n, err);
+    rc = check_one_adapter(a, keys, n, err);
+    if (rc == PF_OK)
+        rc = group_keys(a, keys, n, err);
     mem_free(keys);
     if (rc == PF_OK)
         rc = check_unknown(a, err);

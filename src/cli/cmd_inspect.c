@@ -38,14 +38,20 @@ static bool is_adapter_key(const char *name)
 {
     static const char *const marks[] = {".lora_A",
                                         ".lora_B",
+                                        ".lora_E",
                                         ".lora_down",
                                         ".lora_up",
+                                        ".lora_mid",
                                         ".lora.down",
                                         ".lora.up",
                                         "_lora.down",
                                         "_lora.up",
-                                        ".hada_w",
-                                        ".lokr_w",
+                                        "_lora1.down",
+                                        "_lora1.up",
+                                        "_lora2.down",
+                                        "_lora2.up",
+                                        ".hada_",
+                                        ".lokr_",
                                         ".lora_magnitude_vector",
                                         ".dora_scale",
                                         ".lora_embedding_",
@@ -53,9 +59,16 @@ static bool is_adapter_key(const char *name)
                                         ".oft_",
                                         ".boft_",
                                         ".glora",
-                                        ".set_weight"};
-    static const char *const prefixes[] = {"lora_unet_", "lora_te", "lora_transformer_", "lycoris_",
-                                           "base_model.model."};
+                                        ".vera_",
+                                        ".ia3_",
+                                        ".set_weight",
+                                        ".reshape_weight",
+                                        ".modules_to_save.",
+                                        ".trainable_tokens_"};
+    static const char *const prefixes[] = {
+        "lora_unet_",      "lora_te",  "lora_transformer_", "lora_prior_",
+        "lora_controlnet", "lycoris_", "base_model.model."};
+    static const char *const ends[] = {".diff", ".diff_b", ".diff_m", ".w_norm", ".b_norm"};
 
     for (size_t i = 0; i < PF_COUNTOF(marks); i++)
         if (strstr(name, marks[i]))
@@ -63,7 +76,10 @@ static bool is_adapter_key(const char *name)
     for (size_t i = 0; i < PF_COUNTOF(prefixes); i++)
         if (str_starts(str_of(name), prefixes[i]))
             return true;
-    return str_ends(str_of(name), ".diff") || str_ends(str_of(name), ".diff_b");
+    for (size_t i = 0; i < PF_COUNTOF(ends); i++)
+        if (str_ends(str_of(name), ends[i]))
+            return true;
+    return false;
 }
 
 static bool has_adapter_keys(const struct pf_checkpoint *ckpt)

@@ -128,6 +128,27 @@ class Adapter(Case):
         path = write_safetensors(self.path("dora.safetensors"), {
             **lora(BLOCK, 128, 128), BLOCK + ".dora_scale": ("F32", [128, 1], f32([1] * 128))})
         self.assertIn("dora", self.fails(1, "dora", "inspect", path)["message"].lower())
+        for key, why in (("double_blocks.0.processor.qkv_lora1.down.weight", "XLabs"), ("x.hada_t1", "Tucker"), ("x.ia3_l", "IA3"),
+                         ("x.lora_mid.weight", "Tucker"), ("x.reshape_weight", "reshape_weight"), ("x.lora_E", "AdaLoRA"),
+                         ("x.modules_to_save.default.weight", "modules_to_save"), ("lora_controlnet", "control LoRA")):
+            write_safetensors(path, {key: ("F32", [2, 2], f32([1] * 4))})
+            self.assertIn(key, self.fails(1, why, "inspect", path)["message"])
+
+    def test_differences_alone_are_an_adapter(self):
+        for key in ("x.diff", "x.diff_b", "blocks.0.diff_m", "norm.w_norm", "norm.b_norm"):
+            path = write_safetensors(self.path("diff.safetensors"), {key: ("F32", [4], f32([1] * 4))})
+            doc = self.ok("inspect", path, "--json")
+            self.assertEqual((doc["kind"], doc["family"]), ("adapter", "diff"), key)
+
+    def test_a_ref_to_a_snapshot_that_is_not_there_is_said(self):
+        snapshot = self.path("models--org--name", "snapshots", "aaaa")
+        os.makedirs(snapshot)
+        os.mkdir(self.path("models--org--name", "refs"))
+        shutil.copy(os.path.join(MODEL, WEIGHTS), os.path.join(snapshot, "model.safetensors"))
+        with open(self.path("models--org--name", "refs", "main"), "w", encoding="utf-8") as file:
+            file.write("bbbb")
+        result = self.ok("inspect", "org/name", env={"HF_HUB_CACHE": self.dir})
+        self.assertRegex(result.err, r"warning: .*refs/main means snapshot 'bbbb', which is not there: the newest, 'aaaa', is used")
 
     def test_with_model(self):
         doc = self.ok("inspect", "noto", "--model", MODEL, "--json")

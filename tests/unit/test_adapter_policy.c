@@ -221,6 +221,24 @@ static void two_spellings_with_different_bytes_are_an_error(void **state)
     release(&b);
 }
 
+/* A dump of a model that held several: A of one and B of the other make no pair, and two whole ones are not one. */
+static void adapters_of_two_names_in_one_file_are_an_error(void **state)
+{
+    const char *const *const files[] = {
+        specs("x.lora_A.one.weight 2,6", "x.lora_B.two.weight 4,2"),
+        specs("x.lora_A.one.weight 2,6", "x.lora_B.one.weight 4,2", "y.lora_A.two.weight 2,6",
+              "y.lora_B.two.weight 4,2"),
+        specs("x.hada_w1_a.one 4,2", "x.hada_w1_b.one 2,6", "x.hada_w2_a.two 4,2",
+              "x.hada_w2_b.two 2,6"),
+    };
+    for (size_t i = 0; i < PF_COUNTOF(files); i++) {
+        struct built b = {0};
+        assert_int_equal(open_file(&b, state, files[i]), PF_E_CONFLICT);
+        assert_err(&b.err, PF_E_CONFLICT, "is of 'one'", "is of 'two'");
+        release(&b);
+    }
+}
+
 static void the_same_factors_with_another_alpha_are_an_error(void **state)
 {
     struct built b = {0};
@@ -470,6 +488,26 @@ static void a_config_whose_download_was_not_finished_is_an_error(void **state)
     release(&b);
 }
 
+static void what_cannot_be_looked_at_is_said_with_the_reason(void **state)
+{
+    struct built b = {0};
+    assert_int_equal(mkdir(test_path(state, "d"), 0777), 0);
+    assert_int_equal(
+        symlink("adapter_model.safetensors", test_path(state, "d/adapter_model.safetensors")), 0);
+    assert_int_equal(symlink("pytorch_lora_weights.safetensors",
+                             test_path(state, "d/pytorch_lora_weights.safetensors")),
+                     0);
+    assert_int_equal(pf_adapter_open(test_path(state, "d"), &b.a, &b.err), PF_E_IO);
+    assert_err(&b.err, PF_E_IO, "d/adapter_model.safetensors'", "Too many levels");
+    assert_int_equal(pf_adapter_open(test_path(state, "d/adapter_model.safetensors"), &b.a, &b.err),
+                     PF_E_IO);
+    assert_err(&b.err, PF_E_IO, "d/adapter_model.safetensors'", "Too many levels");
+    assert_int_equal(mkfifo(test_path(state, "pipe"), 0666), 0);
+    assert_int_equal(pf_adapter_open(test_path(state, "pipe"), &b.a, &b.err), PF_E_INVALID);
+    assert_err(&b.err, PF_E_INVALID, "pipe'", "neither a file nor a directory");
+    release(&b);
+}
+
 static void directories_hold_one_adapter(void **state)
 {
     struct built b = {0};
@@ -565,6 +603,7 @@ int main(void)
         in_dir(factors_of_a_dtype_without_numbers_are_refused),
         in_dir(two_spellings_with_the_same_bytes_are_used_once),
         in_dir(two_spellings_with_different_bytes_are_an_error),
+        in_dir(adapters_of_two_names_in_one_file_are_an_error),
         in_dir(the_same_factors_with_another_alpha_are_an_error),
         in_dir(duplicate_keys_in_the_header_are_an_error),
         in_dir(alphas_of_every_spelling_are_exact),
@@ -580,6 +619,7 @@ int main(void)
         in_dir(files_of_other_kinds_are_refused_by_name),
         in_dir(a_file_named_by_itself_keeps_the_config_that_its_directory_would_give_it),
         in_dir(a_config_whose_download_was_not_finished_is_an_error),
+        in_dir(what_cannot_be_looked_at_is_said_with_the_reason),
         in_dir(directories_hold_one_adapter),
         in_dir(unaligned_factors_are_read_where_they_lie),
         in_dir(the_digest_follows_bytes_and_arithmetic_alone),
