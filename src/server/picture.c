@@ -1,5 +1,6 @@
 /*
- * Kept pictures: a list in order of age, one file each. Files are not synced: they are copies that a restart may lose.
+ * Kept pictures: a list in order of age, one file each. Files are not synced: they are copies that a crash may lose. Age outside of this
+ * process is the time of a file.
  */
 #include "server/picture.h"
 
@@ -11,11 +12,14 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/proc.h"
+
+#define N_NAME_DIGITS 32
 
 struct kept {
     struct kept *next;
@@ -53,6 +57,76 @@ static int make_dir(struct pictures *p, pf_error *err)
     return PF_OK;
 }
 
+/* Names are checked before they become paths. */
+static bool is_name(const char *name)
+{
+    return strspn(name, "0123456789abcdef") == N_NAME_DIGITS &&
+           !strcmp(name + N_NAME_DIGITS, ".png");
+}
+
+static void append(struct pictures *p, struct kept *k)
+{
+    *p->last = k;
+    p->last = &k->next;
+    p->n++;
+    p->n_bytes += k->n_bytes;
+}
+
+/* How long a file may stay, by its own time; 0: it is over, or there is no such file. */
+static uint64_t n_left_ns(const struct pictures *p, const char *path, uint64_t *out_n_bytes)
+{
+    struct stat st;
+    int64_t n_s;
+
+    if (lstat(path, &st) || !S_ISREG(st.st_mode))
+        return 0;
+    *out_n_bytes = (uint64_t)st.st_size;
+    n_s = (int64_t)st.st_mtim.tv_sec + (int64_t)p->opts.seconds - (int64_t)time(NULL);
+    if (n_s > (int64_t)p->opts.seconds)
+        n_s = (int64_t)p->opts.seconds; /* the clock was set back */
+    return n_s > 0 ? (uint64_t)n_s * 1000000000 : 0;
+}
+
+static int by_expiry(const void *a, const void *b)
+{
+    const struct kept *x = *(const struct kept *const *)a, *y = *(const struct kept *const *)b;
+
+    return x->t_expires_ns < y->t_expires_ns ? -1 : x->t_expires_ns > y->t_expires_ns;
+}
+
+/* What an earlier server left, or others keep, counts in the budget and expires. */
+static int take_over(struct pictures *p, pf_error *err)
+{
+    struct kept **all;
+    char **names = NULL;
+    size_t n = 0, n_kept = 0;
+    int rc = file_list(p->dir, &names, &n, err);
+
+    if (rc)
+        return rc;
+    all = mem_calloc(n + 1, sizeof(struct kept *));
+    if (!all)
+        rc = err_nomem(err, n, "kept pictures");
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *path = is_name(names[i]) ? path_join(p->dir, names[i]) : NULL;
+        struct kept *k = path ? mem_calloc(1, sizeof(*k)) : NULL;
+
+        if (k) { /* short of memory: a file that nobody will remove */
+            k->t_expires_ns = clock_ns() + n_left_ns(p, path, &k->n_bytes);
+            (void)snprintf(k->name, sizeof(k->name), "%s", names[i]);
+            all[n_kept++] = k;
+        }
+        mem_free(path);
+    }
+    if (n_kept)
+        qsort(all, n_kept, sizeof(struct kept *), by_expiry);
+    for (size_t i = 0; i < n_kept; i++)
+        append(p, all[i]);
+    mem_free(all);
+    file_list_free(names, n);
+    return rc;
+}
+
 int pictures_new(const struct pictures_opts *opts, struct pictures **out_pictures, pf_error *err)
 {
     struct pictures *p = mem_calloc(1, sizeof(*p));
@@ -64,6 +138,8 @@ int pictures_new(const struct pictures_opts *opts, struct pictures **out_picture
     p->last = &p->first;
     (void)pthread_mutex_init(&p->mu, NULL); /* cannot fail with default attributes */
     rc = make_dir(p, err);
+    if (!rc && !p->is_own_dir)
+        rc = take_over(p, err);
     if (rc) {
         pictures_free(p);
         return rc;
@@ -82,7 +158,7 @@ static void remove_file(const struct pictures *p, const char *name)
 }
 
 /* Caller holds mu. */
-static void drop_oldest(struct pictures *p)
+static void drop_oldest(struct pictures *p, bool is_removed)
 {
     struct kept *k = p->first;
 
@@ -91,7 +167,8 @@ static void drop_oldest(struct pictures *p)
         p->last = &p->first;
     p->n--;
     p->n_bytes -= k->n_bytes;
-    remove_file(p, k->name);
+    if (is_removed)
+        remove_file(p, k->name);
     mem_free(k);
 }
 
@@ -100,7 +177,7 @@ void pictures_free(struct pictures *p)
     if (!p)
         return;
     while (p->first)
-        drop_oldest(p);
+        drop_oldest(p, p->is_own_dir);
     if (p->is_own_dir)
         (void)rmdir(p->dir); /* left behind when somebody put a file into it */
     mem_free(p->dir);
@@ -153,32 +230,31 @@ int pictures_keep(struct pictures *p, const void *png, size_t n_bytes,
     memcpy(out_name, k->name, PICTURE_NAME_BYTES);
     (void)pthread_mutex_lock(&p->mu);
     while (p->first && p->n_bytes + n_bytes > p->opts.n_bytes_max)
-        drop_oldest(p);
-    *p->last = k;
-    p->last = &k->next;
-    p->n++;
-    p->n_bytes += n_bytes;
+        drop_oldest(p, true);
+    append(p, k);
     (void)pthread_mutex_unlock(&p->mu);
     return PF_OK;
 }
 
 int pictures_read(struct pictures *p, const char *name, struct strbuf *out, pf_error *err)
 {
-    bool is_known = false;
     char *path, *bytes = NULL;
+    uint64_t n_bytes;
     size_t n = 0;
     int rc;
 
     pictures_expire(p);
-    (void)pthread_mutex_lock(&p->mu);
-    for (const struct kept *k = p->first; k && !is_known; k = k->next)
-        is_known = !strcmp(k->name, name);
-    (void)pthread_mutex_unlock(&p->mu);
-    if (!is_known)
+    if (!is_name(name))
         return err_set(err, PF_E_NOTFOUND, "there is no such picture, or no longer");
     path = path_join(p->dir, name);
-    rc = path ? file_read_all(path, (size_t)p->opts.n_bytes_max, &bytes, &n, err)
-              : err_nomem(err, 64, "a path");
+    if (!path)
+        return err_nomem(err, 64, "a path");
+    if (n_left_ns(p, path, &n_bytes))
+        rc = file_read_all(path, (size_t)p->opts.n_bytes_max, &bytes, &n, err);
+    else
+        rc = PF_E_NOTFOUND;
+    if (rc == PF_E_NOTFOUND) /* perhaps removed by another server between the two looks */
+        (void)err_set(err, rc, "there is no such picture, or no longer");
     if (!rc)
         strbuf_add(out, bytes, n);
     mem_free(bytes);
@@ -192,7 +268,7 @@ void pictures_expire(struct pictures *p)
 
     (void)pthread_mutex_lock(&p->mu);
     while (p->first && p->first->t_expires_ns <= now)
-        drop_oldest(p);
+        drop_oldest(p, true);
     (void)pthread_mutex_unlock(&p->mu);
 }
 

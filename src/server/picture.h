@@ -1,6 +1,7 @@
 /*
- * Pictures that were asked for by url: files in a private directory, with a budget and a lifetime. Names are random and the only
- * key to a file. Thread-safe.
+ * Pictures that were asked for by url: files in a directory, with a budget and a lifetime. Names are random and the only key to a
+ * file. A directory that was given may be shared: what other servers keep there can be read, what an earlier one left is taken
+ * over. Thread-safe.
  */
 #ifndef PF_SERVER_PICTURE_H
 #define PF_SERVER_PICTURE_H
@@ -17,7 +18,7 @@ struct pictures_opts {
 };
 
 int pictures_new(const struct pictures_opts *opts, struct pictures **out_pictures, pf_error *err);
-void pictures_free(struct pictures *p); /* removes every file */
+void pictures_free(struct pictures *p); /* removes the directory, unless it was given */
 
 #define PICTURE_NAME_BYTES 48
 /* Keeps a PNG; the oldest go when the budget is used up. PF_E_RANGE: larger than the budget. PF_E_NOSPACE, PF_E_IO. */

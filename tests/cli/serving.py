@@ -62,7 +62,7 @@ class Server:
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 [PAGEFLIP, "serve", "--json", *(() if "--user" in args else ("--user", "root")), *where, *map(str, args)],
-                stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})},
+                stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "TMPDIR": self.dir, **(env or {})},
                 preexec_fn=set_limits if limits else None)
         line = self.process.stdout.readline()
         if line.strip() == b"{":  # an error, over several lines

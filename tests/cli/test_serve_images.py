@@ -219,6 +219,17 @@ class Bounds(unittest.TestCase):
         states = [server.get(u[len("http://localhost"):]).status for u in urls]
         self.assertEqual((states[0], states[-1]), (404, 200))
 
+    def test_servers_share_a_directory_of_pictures(self):
+        one = self.start()
+        directory = one.dir + "/pictures"
+        two = self.start("--picture-dir", directory)
+        three = self.start("--picture-dir", directory)
+        path = two.draw(response_format="url").json["data"][0]["url"][len("http://localhost"):]
+        picture = two.get(path).body
+        self.assertEqual(two.stop(), 0)
+        self.assertEqual((three.get(path).body, one.get(path).status), (picture, 404))
+        self.assertEqual(self.start("--picture-dir", directory).get(path).body, picture)
+
     def test_no_wrong_picture_while_compositions_change(self):
         """Many clients, several compositions, the global one switching all the time: each picture is the one of its digest."""
         server = self.start("--workers", "2", "--threads", "2", "--queue", "100")

@@ -83,9 +83,35 @@ static void expires_and_cleans_up(void **state)
     pictures_count(p, &n, &n_bytes);
     assert_int_equal(n, 1);
     pictures_free(p);
+    p = open_pictures(state, 1000, 0); /* it takes over what is there */
+    pictures_expire(p);
+    pictures_free(p);
     assert_ok(file_list(test_path(state, "kept"), &names, &n_names, &err), &err);
     assert_int_equal(n_names, 0);
     file_list_free(names, n_names);
+}
+
+static void shares_a_directory_that_was_given(void **state)
+{
+    struct pictures *one = open_pictures(state, 10, 1000), *two = open_pictures(state, 10, 1000);
+    char a[PICTURE_NAME_BYTES], b[PICTURE_NAME_BYTES];
+    pf_error err;
+    uint32_t n;
+    uint64_t n_bytes;
+
+    assert_ok(pictures_keep(one, "aaaa", 4, a, &err), &err);
+    assert_int_equal(read_back(two, a, "aaaa"), PF_OK);
+    pictures_free(one);
+    assert_int_equal(read_back(two, a, "aaaa"), PF_OK);
+    one = open_pictures(state, 10, 1000);
+    pictures_count(one, &n, &n_bytes);
+    assert_int_equal(n, 1);
+    assert_int_equal(n_bytes, 4);
+    assert_ok(pictures_keep(one, "bbbbbbbb", 8, b, &err), &err); /* over the budget of both */
+    assert_int_equal(read_back(two, a, ""), PF_E_NOTFOUND);
+    assert_int_equal(read_back(two, b, "bbbbbbbb"), PF_OK);
+    pictures_free(one);
+    pictures_free(two);
 }
 
 int main(void)
@@ -94,6 +120,7 @@ int main(void)
         in_dir(keeps_within_the_budget_and_drops_the_oldest),
         in_dir(names_lead_nowhere_else),
         in_dir(expires_and_cleans_up),
+        in_dir(shares_a_directory_that_was_given),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
