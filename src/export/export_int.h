@@ -29,6 +29,9 @@ struct out_file {
     struct strbuf text; /* a new header, or the whole file where it is rewritten; else empty */
     uint64_t n_bytes;
     int fd_out; /* of weights while work goes on; -1: opened when needed */
+    /* Opened once more, to wait by: waiting takes a write-back error away from the descriptor that it is done through, and fd_out's sync
+     * has to hear of it. */
+    int fd_wait;
 };
 
 enum item_kind { ITEM_COPY, ITEM_MERGE, ITEM_TEXT };
@@ -45,7 +48,7 @@ struct item {
     int64_t n_rows, n_cols;
 };
 
-/* Immutable once built, but for fd_out. */
+/* Immutable once built, but for fd_out and fd_wait. */
 struct export_plan {
     struct pf_checkpoint *ckpt;
     const struct pf_composition *comp; /* NULL: nothing changes */

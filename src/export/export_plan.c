@@ -30,7 +30,7 @@ int plan_add_file(struct export_plan *plan, const char *rel, const char *path_in
     if (!mem_grow((void **)&plan->files, &plan->cap_files, plan->n_files, sizeof *plan->files))
         return err_nomem(err, sizeof *plan->files, "the list of output files");
     struct out_file *f = &plan->files[plan->n_files];
-    *f = (struct out_file){.st = st, .fd_out = -1};
+    *f = (struct out_file){.st = st, .fd_out = -1, .fd_wait = -1};
     strbuf_init(&f->text);
     plan->n_files++; /* from here on released with the plan */
     f->rel = mem_strdup(rel);

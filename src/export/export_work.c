@@ -56,6 +56,8 @@ struct run {
     pthread_mutex_t commit_mu; /* guards what follows */
     struct journal journal;
     bool *needs_sync; /* per file */
+    bool
+        is_sync_lost; /* one failed: the next would succeed, and what it says of earlier writes is worth nothing */
 };
 
 static void fail(struct run *r, int rc, const pf_error *err)
@@ -103,6 +105,8 @@ static int commit_locked(struct run *r, pf_error *err)
 {
     const struct export_plan *plan = r->plan;
     int rc = PF_OK;
+    if (r->is_sync_lost)
+        return PF_OK;
     memset(r->needs_sync, 0, plan->n_files * sizeof *r->needs_sync);
     const uint64_t n_bytes = move_states(r, ITEM_WRITTEN, ITEM_SYNCING);
     if (!n_bytes)
@@ -112,6 +116,7 @@ static int commit_locked(struct run *r, pf_error *err)
         if (r->needs_sync[i])
             rc = sync_file(&plan->files[i], err);
     }
+    r->is_sync_lost = rc != PF_OK;
     if (!rc) {
         rc = pf_checkpoint_verify(plan->ckpt, err);
         if (rc)
@@ -216,10 +221,10 @@ static void fail_item(struct run *r, int rc, const pf_error *err)
     fail(r, rc_base ? rc_base : rc, rc_base ? &why : err);
 }
 
-/* Starts the write-back of an item and waits for that of an earlier one. Errors show at the commit's sync. */
+/* Starts the write-back of an item and waits for that of an earlier one. Errors show at the commit's sync, through fd_out. */
 static void push_out(struct run *r, struct worker *w, const struct item *item)
 {
-    const int fd = r->plan->files[item->i_file].fd_out;
+    const int fd = r->plan->files[item->i_file].fd_wait;
     struct behind *slot = &w->ring[w->i_ring++ % N_BEHIND];
     if (fd < 0)
         return;
@@ -311,7 +316,8 @@ static int open_outputs(struct run *r, pf_error *err)
         if (!f->st)
             continue;
         f->fd_out = open(f->path_out, O_RDWR | O_CLOEXEC);
-        if (f->fd_out < 0)
+        f->fd_wait = f->fd_out < 0 ? -1 : open(f->path_out, O_RDWR | O_CLOEXEC);
+        if (f->fd_wait < 0)
             return err_sys(err, errno, "open '%s'", f->path_out);
     }
     return PF_OK;
@@ -359,7 +365,9 @@ static void tear_down(struct run *r)
         struct out_file *f = &r->plan->files[i];
         if (f->fd_out >= 0)
             (void)close(f->fd_out); /* what counts was synced */
-        f->fd_out = -1;
+        if (f->fd_wait >= 0)
+            (void)close(f->fd_wait); /* only waited by */
+        f->fd_out = f->fd_wait = -1;
     }
     journal_close(&r->journal);
     pages_release(&r->pages);
