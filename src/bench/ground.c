@@ -1,5 +1,5 @@
 /*
- * Temporary directories, cold files, bounds. Bounds are medians of three: they are yardsticks, not results.
+ * Temporary directories, adapters, cold files, bounds. Bounds are medians of three: they are yardsticks, not results.
  */
 #include "bench/ground.h"
 
@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/proc.h"
+#include "bench/make.h"
 #include "bench/stats.h"
 #include "checkpoint/checkpoint.h"
 #include "merge/kernel.h"
@@ -46,6 +47,25 @@ void ground_rmdir(char *path)
     if (path)
         (void)file_remove_tree(path, NULL); /* the measurement is over, whatever became of it */
     mem_free(path);
+}
+
+int ground_make_adapters(double scale, uint32_t rank, unsigned n_threads, char *const paths[2],
+                         pf_error *err)
+{
+    int rc = PF_OK;
+    for (unsigned i = 0; rc == PF_OK && i < 2; i++) {
+        const struct bench_make_opts o = {.size = sizeof o,
+                                          .shape = "h3",
+                                          .scale = scale,
+                                          .rank = rank,
+                                          .dialect = "native",
+                                          .dtype = "BF16",
+                                          .seed = i + 1,
+                                          .out = paths[i],
+                                          .n_threads = n_threads};
+        rc = bench_make(&o, err);
+    }
+    return rc;
 }
 
 int ground_files(const char *model, struct ground_files *out, pf_error *err)

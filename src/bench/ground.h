@@ -1,6 +1,6 @@
 /*
- * The ground that measurements stand on: a place for their files, weights that are out of the page cache when a run starts, and the bounds
- * that results are compared with. Used by bench/ and its tests.
+ * The ground that measurements stand on: a place for their files, adapters to switch between, weights that are out of the page cache when a
+ * run starts, and the bounds that results are compared with. Used by bench/ and its tests.
  */
 #ifndef PF_BENCH_GROUND_H
 #define PF_BENCH_GROUND_H
@@ -11,6 +11,10 @@
  * with what is in it and frees the path. */
 int ground_mkdir(const char *dir, char **out_path, pf_error *err);
 void ground_rmdir(char *path);
+
+/* Two adapters of noise for synthetic weights of h3's shape and that scale, written to paths[0] and [1]: what a run switches between. */
+int ground_make_adapters(double scale, uint32_t rank, unsigned n_threads, char *const paths[2],
+                         pf_error *err);
 
 /* The files behind a checkpoint, without opening it again. Owned by caller: ground_files_free. */
 struct ground_files {

@@ -179,24 +179,6 @@ static int make(struct memory_run *r, const char *shape, double scale, const cha
     return bench_make(&o, err);
 }
 
-static int make_adapters(struct memory_run *r, pf_error *err)
-{
-    int rc = PF_OK;
-    for (unsigned i = 0; rc == PF_OK && i < 2; i++) {
-        const struct bench_make_opts o = {.size = sizeof o,
-                                          .shape = "h3",
-                                          .scale = r->o.h3_scale,
-                                          .rank = r->o.rank,
-                                          .dialect = "native",
-                                          .dtype = "BF16",
-                                          .seed = i + 1,
-                                          .out = r->adapters[i],
-                                          .n_threads = r->o.n_threads};
-        rc = bench_make(&o, err);
-    }
-    return rc;
-}
-
 static int prepare(struct memory_run *r, pf_error *err)
 {
     int rc = ground_mkdir(r->o.dir, &r->dir, err);
@@ -213,7 +195,7 @@ static int prepare(struct memory_run *r, pf_error *err)
     if (rc == PF_OK)
         rc = make(r, "dit", r->o.dit_scale, r->dit, err);
     if (rc == PF_OK)
-        rc = make_adapters(r, err);
+        rc = ground_make_adapters(r->o.h3_scale, r->o.rank, r->o.n_threads, r->adapters, err);
     return rc ? rc : ground_drop_tree(r->dir, err);
 }
 

@@ -59,25 +59,6 @@ static int make_model(struct switch_run *r, pf_error *err)
     return bench_make(&make, err);
 }
 
-/* For synthetic weights: what an adapter for that shape changes. */
-static int make_adapters(struct switch_run *r, pf_error *err)
-{
-    int rc = PF_OK;
-    for (unsigned i = 0; rc == PF_OK && i < 2; i++) {
-        const struct bench_make_opts make = {.size = sizeof make,
-                                             .shape = "h3",
-                                             .scale = r->o.scale,
-                                             .rank = r->o.rank,
-                                             .dialect = "native",
-                                             .dtype = "BF16",
-                                             .seed = i + 1,
-                                             .out = r->adapters[i],
-                                             .n_threads = r->o.n_threads};
-        rc = bench_make(&make, err);
-    }
-    return rc;
-}
-
 static int fit_adapters(struct switch_run *r, pf_error *err)
 {
     struct pf_checkpoint *ckpt = NULL;
@@ -107,7 +88,9 @@ static int prepare(struct switch_run *r, pf_error *err)
     if (!r->o.model)
         rc = make_model(r, err);
     if (rc == PF_OK && !r->o.adapters[0])
-        rc = r->o.model ? fit_adapters(r, err) : make_adapters(r, err);
+        rc = r->o.model
+                 ? fit_adapters(r, err)
+                 : ground_make_adapters(r->o.scale, r->o.rank, r->o.n_threads, r->adapters, err);
     if (rc == PF_OK)
         rc = ground_files(r->model, &r->files, err);
     return rc ? rc : switch_make_cold(r, err);

@@ -2,10 +2,9 @@
  * `pageflip bench merge` and `bench read`: options of the measurements in bench/, and their printing. Numbers are made there;
  * nothing is measured here.
  */
-#include <stdio.h>
-
 #include "bench/bench_merge.h"
 #include "cli/command.h"
+#include "cli/measure.h"
 #include "cli/setup.h"
 
 #define N_RANKS_MAX 16
@@ -56,18 +55,6 @@ static bool parse_ranks(const char *text, int64_t ranks[N_RANKS_MAX], size_t *ou
     return true;
 }
 
-static int finish(const struct out *o, int rc, struct json *result,
-                  void (*print)(const struct json *, FILE *), const pf_error *err)
-{
-    if (rc)
-        return out_fail(o, err);
-    if (o->is_json)
-        return out_json(o, result);
-    print(result, stdout);
-    json_free(result);
-    return EXIT_STATUS_OK;
-}
-
 static int run_merge(struct out *o, const void *p)
 {
     const struct bench_merge_args *args = p;
@@ -91,7 +78,7 @@ static int run_merge(struct out *o, const void *p)
         opts.ranks = ranks;
     }
     rc = bench_merge_run(&opts, &result, &err);
-    return finish(o, rc, result, bench_merge_print, &err);
+    return measure_end(o, rc, result, bench_merge_print, &err);
 }
 
 const struct command cmd_bench_merge = {
@@ -155,7 +142,7 @@ static int run_read(struct out *o, const void *p)
     } else {
         if (!rc)
             rc = bench_read_run(s.ckpt, s.comp, &opts, &result, &err);
-        status = finish(o, rc, result, bench_read_print, &err);
+        status = measure_end(o, rc, result, bench_read_print, &err);
     }
     setup_release(&s);
     return status;

@@ -1,10 +1,9 @@
 /*
  * `pageflip bench memory`: options of the measurement in bench/memory.c, and its printing. Nothing is measured here.
  */
-#include <stdio.h>
-
 #include "bench/memory.h"
 #include "cli/command.h"
+#include "cli/measure.h"
 #include "cli/progress.h"
 
 struct memory_args {
@@ -52,7 +51,7 @@ static int run(struct out *o, const void *p)
     struct json *result = NULL;
     pf_error err = {0};
     bool is_within;
-    int rc, status = EXIT_STATUS_OK;
+    int rc, status;
 
     if ((args->h3_scale.is_set && args->h3_scale.v <= 0) ||
         (args->dit_scale.is_set && args->dit_scale.v <= 0))
@@ -60,18 +59,9 @@ static int run(struct out *o, const void *p)
     progress_begin(&bar, !o->is_quiet, true);
     rc = bench_memory_run(&bench, &result, &err);
     progress_end(&bar);
-    if (rc == PF_E_CANCELLED)
-        return out_interrupted(o, "interrupted: what was measured so far is lost");
-    if (rc)
-        return out_fail(o, &err);
-    is_within = json_bool(json_get(result, "is_within"));
-    if (o->is_json) {
-        status = out_json(o, result);
-    } else {
-        bench_memory_print(result, stdout);
-        json_free(result);
-    }
-    return is_within ? status : EXIT_STATUS_FAILED;
+    is_within = !rc && json_bool(json_get(result, "is_within"));
+    status = measure_end(o, rc, result, bench_memory_print, &err);
+    return status == EXIT_STATUS_OK && !is_within ? EXIT_STATUS_FAILED : status;
 }
 
 const struct command cmd_bench_memory = {

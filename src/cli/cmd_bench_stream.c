@@ -1,10 +1,9 @@
 /*
  * `pageflip bench stream`: options of the measurement in bench/stream.c, and its printing. Nothing is measured here.
  */
-#include <stdio.h>
-
 #include "bench/stream.h"
 #include "cli/command.h"
+#include "cli/measure.h"
 #include "cli/progress.h"
 
 struct stream_args {
@@ -58,15 +57,7 @@ static int run(struct out *o, const void *p)
     progress_begin(&bar, !o->is_quiet, true);
     rc = bench_stream_run(&bench, &result, &err);
     progress_end(&bar);
-    if (rc == PF_E_CANCELLED)
-        return out_interrupted(o, "interrupted: what was measured so far is lost");
-    if (rc)
-        return out_fail(o, &err);
-    if (o->is_json)
-        return out_json(o, result);
-    bench_stream_print(result, stdout);
-    json_free(result);
-    return EXIT_STATUS_OK;
+    return measure_end(o, rc, result, bench_stream_print, &err);
 }
 
 const struct command cmd_bench_stream = {

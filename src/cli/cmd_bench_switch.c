@@ -1,14 +1,12 @@
 /*
  * `pageflip bench switch`: options of the measurement in bench/switch.c, and its printing. Nothing is measured here.
  */
-#include <stdio.h>
-
+#include "base/mem.h"
 #include "bench/switch.h"
 #include "cli/bundled.h"
 #include "cli/command.h"
+#include "cli/measure.h"
 #include "cli/progress.h"
-
-#include "base/mem.h"
 
 struct switch_args {
     struct common_args common;
@@ -82,7 +80,7 @@ static int run(struct out *o, const void *p)
     const char *wrong = check(args);
     struct json *result = NULL;
     pf_error err = {0};
-    int rc = PF_OK, status;
+    int rc = PF_OK;
 
     if (wrong)
         return out_usage(o, "%s", wrong);
@@ -99,16 +97,7 @@ static int run(struct out *o, const void *p)
     }
     mem_free(adapters[0]);
     mem_free(adapters[1]);
-    if (rc == PF_E_CANCELLED)
-        return out_interrupted(o, "interrupted: what was measured so far is lost");
-    if (rc)
-        return out_fail(o, &err);
-    if (o->is_json)
-        return out_json(o, result);
-    bench_switch_print(result, stdout);
-    status = EXIT_STATUS_OK;
-    json_free(result);
-    return status;
+    return measure_end(o, rc, result, bench_switch_print, &err);
 }
 
 const struct command cmd_bench_switch = {
