@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "cli/bundled.h"
 #include "cli/command.h"
+#include "cli/generate_opts.h"
 #include "cli/lora_spec.h"
 #include "server/server.h"
 
@@ -207,15 +208,6 @@ static int read_bundled(struct held *h, pf_error *err)
     return rc;
 }
 
-static int32_t way_of(const char *text)
-{
-    if (!text || !strcmp(text, "auto"))
-        return PF_WAY_AUTO;
-    return !strcmp(text, "overlay")  ? PF_WAY_OVERLAY
-           : !strcmp(text, "stream") ? PF_WAY_STREAM
-                                     : PF_WAY_INPLACE;
-}
-
 static bool read_mode(const char *text, uint32_t *out)
 {
     uint32_t mode = 0;
@@ -254,7 +246,7 @@ static void on_listening(void *ctx, const char *url, uint16_t port, const char *
 static void fill_engine(const struct serve_args *a, struct pf_engine_opts *e)
 {
     e->size = sizeof(*e);
-    e->way = way_of(a->way);
+    e->way = way_by_name(a->way);
     e->cache_dir = a->cache_dir;
     e->cache_budget_bytes = a->cache_budget.v;
     e->host_memory_bytes = a->host_memory.v;
@@ -298,8 +290,7 @@ static void fill_work(const struct serve_args *a, struct server_opts *s)
     s->picture_bytes_max = a->picture_budget.v;
     s->picture_s = (uint32_t)a->picture_time.v;
     s->allow_unmatched = a->allow_unmatched;
-    s->merge_dtype =
-        a->merge_dtype && !strcmp(a->merge_dtype, "f32") ? PF_MERGE_F32 : PF_MERGE_BASE;
+    s->merge_dtype = merge_dtype_by_name(a->merge_dtype);
     s->access_format = !a->log || !strcmp(a->log, "text") ? 0 : !strcmp(a->log, "json") ? 1 : 2;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "cli/bundled.h"
+#include "cli/generate_opts.h"
 
 #define N_UNMATCHED_SHOWN 20
 
@@ -54,15 +55,14 @@ static int open_adapter(struct setup *s, size_t i, pf_error *err)
 int setup_open(struct setup *s, const struct setup_opts *opts, bool *out_is_usage, pf_error *err)
 {
     struct pf_composition_opts comp_opts = {.size = sizeof(comp_opts),
-                                            .allow_unmatched = opts->allow_unmatched};
+                                            .allow_unmatched = opts->allow_unmatched,
+                                            .merge_dtype = merge_dtype_by_name(opts->merge_dtype)};
     char *path = NULL;
     int rc = parse_loras(s, opts, err);
 
     *out_is_usage = rc == PF_E_INVALID;
     if (rc)
         return rc;
-    if (opts->merge_dtype && !strcmp(opts->merge_dtype, "f32"))
-        comp_opts.merge_dtype = PF_MERGE_F32;
     s->is_bundled = !opts->model;
     rc = bundled_model(NULL, opts->model, &path, err);
     if (!rc)
