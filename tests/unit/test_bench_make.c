@@ -10,26 +10,10 @@
 #include "base/json.h"
 #include "bench/make.h"
 
-static char *dir;
-
-static int make_dir(void **state)
-{
-    (void)state;
-    dir = st_temp_dir();
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    st_remove_dir(dir);
-    return 0;
-}
-
 /* Makes <dir>/name; the path is the caller's. */
-static char *make(const char *name, struct bench_make_opts opts)
+static char *make(void **state, const char *name, struct bench_make_opts opts)
 {
-    char *path = path_join(dir, name);
+    char *path = path_join(*state, name);
     pf_error err = {0};
 
     opts.size = sizeof(opts);
@@ -94,13 +78,12 @@ static void h3_has_the_promised_geometry(void **state)
     struct bench_make_report report = {0};
     /* 5 blocks and 1 refiner block, every width divided by 64 */
     char *path =
-        make("h3.safetensors",
+        make(state, "h3.safetensors",
              (struct bench_make_opts){
                  .shape = "h3", .scale = 1.0 / 12, .width_divisor = 64, .report = &report});
     struct pf_checkpoint *ckpt = open_checkpoint(path);
     struct pf_checkpoint_info info;
     uint32_t i, n_blocks = 0;
-    (void)state;
 
     pf_checkpoint_info(ckpt, &info);
     assert_string_equal(report.what, "checkpoint");
@@ -128,14 +111,13 @@ static void h3_has_the_promised_geometry(void **state)
 static void dit_has_the_promised_geometry(void **state)
 {
     struct bench_make_report report = {0};
-    char *path =
-        make("dit", (struct bench_make_opts){.shape = "dit", .scale = 0.001, .report = &report});
+    char *path = make(state, "dit",
+                      (struct bench_make_opts){.shape = "dit", .scale = 0.001, .report = &report});
     struct pf_checkpoint *ckpt = open_checkpoint(path);
     struct pf_component_info info;
     struct json *config = NULL;
     struct pf_model *model = NULL;
     pf_error err = {0};
-    (void)state;
 
     if (pf_model_open(ckpt, NULL, &model, &err) != PF_OK)
         fail_msg("%s", err.msg);
@@ -159,12 +141,11 @@ static void dit_has_the_promised_geometry(void **state)
 /* Tensor by tensor what the bundled model has: names, dtypes, shapes. */
 static void emoji_has_the_geometry_of_the_bundled_model(void **state)
 {
-    char *path = make("emoji", (struct bench_make_opts){.shape = "emoji"});
+    char *path = make(state, "emoji", (struct bench_make_opts){.shape = "emoji"});
     char *bundled = path_join(PF_SOURCE_DIR, "data/emoji-dit");
     struct pf_checkpoint *a = open_checkpoint(path), *b = open_checkpoint(bundled);
     struct pf_checkpoint_info info_a, info_b;
     uint32_t i;
-    (void)state;
 
     pf_checkpoint_info(a, &info_a);
     pf_checkpoint_info(b, &info_b);
@@ -188,7 +169,7 @@ static void emoji_has_the_geometry_of_the_bundled_model(void **state)
 static void weights_are_normal_noise_of_rms_002(void **state)
 {
     char *path =
-        make("noise", (struct bench_make_opts){.shape = "emoji", .scale = 0.25, .seed = 3});
+        make(state, "noise", (struct bench_make_opts){.shape = "emoji", .scale = 0.25, .seed = 3});
     struct pf_checkpoint *ckpt = open_checkpoint(path);
     struct pf_tensor_info info = tensor_of(ckpt, "transformer_blocks.1.ff.net.2.weight");
     struct st_file *f = NULL;
@@ -196,7 +177,6 @@ static void weights_are_normal_noise_of_rms_002(void **state)
     const uint8_t *p;
     double sum = 0, sum2 = 0, sum4 = 0, lag = 0, before = 0;
     size_t n, i;
-    (void)state;
 
     assert_int_equal(st_open(info.file, &f, &err), PF_OK);
     p = st_map(f)->p + info.off_bytes;
@@ -226,17 +206,16 @@ static void bytes_depend_on_the_seed_and_not_on_threads(void **state)
 {
     static const char file[] = "transformer/diffusion_pytorch_model.safetensors";
     struct bench_make_opts opts = {.shape = "emoji", .scale = 0.5, .seed = 42, .n_threads = 1};
-    char *one = make("one", opts), *seven, *other;
+    char *one = make(state, "one", opts), *seven, *other;
     struct st_file *a = NULL, *b = NULL;
-    (void)state;
 
     opts.n_threads = 7;
-    seven = make("seven", opts);
+    seven = make(state, "seven", opts);
     same_bytes(one, seven, file);
     same_bytes(one, seven, "model_index.json");
     same_bytes(one, seven, "transformer/config.json");
     opts.seed = 43;
-    other = make("other", opts);
+    other = make(state, "other", opts);
     {
         char *pa = path_join(one, file), *pb = path_join(other, file);
         const struct st_tensor *t;
@@ -260,14 +239,13 @@ static void bytes_depend_on_the_seed_and_not_on_threads(void **state)
 static void a_tensor_is_the_same_at_every_scale(void **state)
 {
     struct bench_make_opts opts = {.shape = "h3", .scale = 0.02, .width_divisor = 128};
-    char *small = make("small.safetensors", opts), *big;
+    char *small = make(state, "small.safetensors", opts), *big;
     const char *name = "refiner_blocks.0.attn.to_qkv.weight";
     struct st_file *a = NULL, *b = NULL;
     const struct st_tensor *t;
-    (void)state;
 
     opts.scale = 0.1;
-    big = make("big.safetensors", opts);
+    big = make(state, "big.safetensors", opts);
     assert_int_equal(st_open(small, &a, NULL), PF_OK);
     assert_int_equal(st_open(big, &b, NULL), PF_OK);
     t = st_find(a, str_of(name));
@@ -331,8 +309,8 @@ static const struct spelling spellings[] = {
 };
 
 /* Every target of the checkpoint gets one delta with the scale alpha / rank, and no key is left over. */
-static void check_adapter(const char *base, const struct spelling *s, struct bench_make_opts opts,
-                          const char *module, uint32_t n_targets)
+static void check_adapter(void **state, const char *base, const struct spelling *s,
+                          struct bench_make_opts opts, const char *module, uint32_t n_targets)
 {
     char name[64], down[128], up[128], *path, *file;
     struct pf_checkpoint *ckpt = open_checkpoint(base);
@@ -349,7 +327,7 @@ static void check_adapter(const char *base, const struct spelling *s, struct ben
     opts.dialect = s->dialect;
     opts.dtype = s->dtype;
     opts.report = &report;
-    path = make(name, opts);
+    path = make(state, name, opts);
     if (pf_adapter_open(path, &adapter, &err) != PF_OK)
         fail_msg("%s", err.msg);
     pf_adapter_info(adapter, &info);
@@ -380,9 +358,9 @@ static void adapters_resolve_in_every_dialect(void **state)
 {
     struct bench_make_opts h3 = {.shape = "h3", .scale = 0.02, .width_divisor = 64};
     struct bench_make_opts emoji = {.shape = "emoji", .scale = 0.25};
-    char *h3_path = make("base-h3.safetensors", h3), *emoji_path = make("base-emoji", emoji);
+    char *h3_path = make(state, "base-h3.safetensors", h3),
+         *emoji_path = make(state, "base-emoji", emoji);
     size_t i;
-    (void)state;
 
     h3.rank = 12;
     h3.alpha = 3;
@@ -393,10 +371,10 @@ static void adapters_resolve_in_every_dialect(void **state)
     for (i = 0; i < PF_COUNTOF(spellings); i++) {
         bool is_flat = strcmp(spellings[i].dialect, "kohya") == 0;
         check_adapter(
-            h3_path, &spellings[i], h3,
+            state, h3_path, &spellings[i], h3,
             is_flat ? "transformer_blocks_0_attn_to_qkv" : "transformer_blocks.0.attn.to_qkv", 8);
         check_adapter(
-            emoji_path, &spellings[i], emoji,
+            state, emoji_path, &spellings[i], emoji,
             is_flat ? "transformer_blocks_1_attn1_to_q" : "transformer_blocks.1.attn1.to_q", 14);
     }
     mem_free(h3_path);
@@ -422,9 +400,8 @@ static void expect_refusal(struct bench_make_opts opts, int code, const char *te
 
 static void refuses_what_makes_no_sense(void **state)
 {
-    char *out = path_join(dir, "refused"), *partial = path_join(dir, "refused.partial");
+    char *out = path_join(*state, "refused"), *partial = path_join(*state, "refused.partial");
     uint64_t total = 0;
-    (void)state;
 
     expect_refusal((struct bench_make_opts){.size = 8, .shape = "h3", .out = out}, PF_E_INVALID,
                    "options of 8 bytes");
@@ -452,7 +429,7 @@ static void refuses_what_makes_no_sense(void **state)
     expect_refusal(
         (struct bench_make_opts){.shape = "emoji", .rank = 4, .delta_rms = -1, .out = out},
         PF_E_INVALID, "relative delta -1");
-    expect_refusal((struct bench_make_opts){.shape = "emoji", .out = dir}, PF_E_EXISTS,
+    expect_refusal((struct bench_make_opts){.shape = "emoji", .out = *state}, PF_E_EXISTS,
                    "exists: remove it first");
     expect_refusal(
         (struct bench_make_opts){
@@ -468,12 +445,11 @@ static void refuses_what_makes_no_sense(void **state)
 /* A write that fails leaves nothing, and says which file. */
 static void a_full_disk_leaves_nothing_behind(void **state)
 {
-    char *out = path_join(dir, "full.safetensors");
+    char *out = path_join(*state, "full.safetensors");
     char **names = NULL;
     size_t n = 0, n_before = 0;
-    (void)state;
 
-    assert_int_equal(file_list(dir, &names, &n_before, NULL), PF_OK);
+    assert_int_equal(file_list(*state, &names, &n_before, NULL), PF_OK);
     file_list_free(names, n_before);
     assert_true(file_fault_set("enospc@2"));
     expect_refusal(
@@ -481,7 +457,7 @@ static void a_full_disk_leaves_nothing_behind(void **state)
             .shape = "h3", .scale = 0.02, .width_divisor = 64, .out = out, .n_threads = 1},
         PF_E_NOSPACE, "full.safetensors");
     assert_true(file_fault_set(NULL));
-    assert_int_equal(file_list(dir, &names, &n, NULL), PF_OK);
+    assert_int_equal(file_list(*state, &names, &n, NULL), PF_OK);
     file_list_free(names, n);
     assert_int_equal(n, n_before);
     mem_free(out);
@@ -490,16 +466,16 @@ static void a_full_disk_leaves_nothing_behind(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(h3_has_the_promised_geometry),
-        cmocka_unit_test(dit_has_the_promised_geometry),
-        cmocka_unit_test(emoji_has_the_geometry_of_the_bundled_model),
-        cmocka_unit_test(weights_are_normal_noise_of_rms_002),
-        cmocka_unit_test(bytes_depend_on_the_seed_and_not_on_threads),
-        cmocka_unit_test(a_tensor_is_the_same_at_every_scale),
-        cmocka_unit_test(adapters_resolve_in_every_dialect),
-        cmocka_unit_test(refuses_what_makes_no_sense),
-        cmocka_unit_test(a_full_disk_leaves_nothing_behind),
+        in_dir(h3_has_the_promised_geometry),
+        in_dir(dit_has_the_promised_geometry),
+        in_dir(emoji_has_the_geometry_of_the_bundled_model),
+        in_dir(weights_are_normal_noise_of_rms_002),
+        in_dir(bytes_depend_on_the_seed_and_not_on_threads),
+        in_dir(a_tensor_is_the_same_at_every_scale),
+        in_dir(adapters_resolve_in_every_dialect),
+        in_dir(refuses_what_makes_no_sense),
+        in_dir(a_full_disk_leaves_nothing_behind),
     };
 
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

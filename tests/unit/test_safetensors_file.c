@@ -6,49 +6,31 @@
 
 #include <fcntl.h>
 
-static char *dir;
-
-static int make_dir(void **state)
-{
-    (void)state;
-    dir = st_temp_dir();
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    st_remove_dir(dir);
-    return 0;
-}
-
 /* Writes the bytes as "<dir>/f.safetensors", opens them, and wants a refusal whose message begins with the path. */
-static void refuse(const void *p, size_t n, int code, const char *text)
+static void refuse(void **state, const void *p, size_t n, int code, const char *text)
 {
-    char *path = path_join(dir, "f.safetensors");
+    const char *path = test_path(state, "f.safetensors");
     struct st_file *f = NULL;
     pf_error err = {0};
     int rc;
 
-    st_write(path, p, n);
+    write_file(path, p, n);
     rc = st_open(path, &f, &err);
     st_assert_error(rc, code, &err, text);
     assert_true(err.msg[0] == '\'' && strncmp(err.msg + 1, path, strlen(path)) == 0);
     assert_null(f);
-    mem_free(path);
 }
 
-static struct st_file *accept(const void *p, size_t n)
+static struct st_file *accept(void **state, const void *p, size_t n)
 {
-    char *path = path_join(dir, "f.safetensors");
+    const char *path = test_path(state, "f.safetensors");
     struct st_file *f = NULL;
     pf_error err = {0};
 
-    st_write(path, p, n);
+    write_file(path, p, n);
     if (st_open(path, &f, &err) != PF_OK)
         fail_msg("%s", err.msg);
     assert_string_equal(st_path(f), path);
-    mem_free(path);
     return f;
 }
 
@@ -61,11 +43,10 @@ static void opens_reads_and_finds(void **state)
     struct strbuf b;
     struct st_file *f;
     struct str value;
-    (void)state;
 
     strbuf_init(&b);
     st_bytes(&b, json, strlen(json), 12);
-    f = accept(b.p, b.n);
+    f = accept(state, b.p, b.n);
     assert_int_equal(st_header_bytes(f), 8 + strlen(json));
     assert_int_equal(st_map(f)->n_bytes, b.n);
     assert_int_equal(st_n_tensors(f), 3);
@@ -85,15 +66,13 @@ static void opens_reads_and_finds(void **state)
 
 static void says_what_is_not_there(void **state)
 {
-    char *path = path_join(dir, "absent.safetensors");
+    const char *path = test_path(state, "absent.safetensors");
     struct st_file *f = NULL;
     pf_error err = {0};
-    (void)state;
 
     st_assert_error(st_open(path, &f, &err), PF_E_NOTFOUND, &err, path);
-    mem_free(path);
-    refuse("", 0, PF_E_FORMAT, "expected a file of at least 8 bytes, it has 0");
-    refuse("1234567", 7, PF_E_FORMAT, "expected a file of at least 8 bytes, it has 7");
+    refuse(state, "", 0, PF_E_FORMAT, "expected a file of at least 8 bytes, it has 0");
+    refuse(state, "1234567", 7, PF_E_FORMAT, "expected a file of at least 8 bytes, it has 7");
 }
 
 /* C123: trailing bytes, a cut file, a hole, an end beyond the file: one rule, one kind of message. */
@@ -111,33 +90,32 @@ static void one_rule_about_sizes_c123(void **state)
     uint64_t n = 8 + sizeof(json) - 1 + 8192;
     char text[256];
     struct strbuf b;
-    (void)state;
 
     strbuf_init(&b);
     st_bytes(&b, json, sizeof(json) - 1, 8192 + 8);
     assert_int_equal(b.n, n + 8);
-    st_close(accept(b.p, n));
+    st_close(accept(state, b.p, n));
     (void)snprintf(text, sizeof(text),
                    "8 bytes follow the last tensor: expected a file of %" PRIu64
                    " bytes, it has %" PRIu64,
                    n, n + 8);
-    refuse(b.p, n + 8, PF_E_FORMAT, text);
+    refuse(state, b.p, n + 8, PF_E_FORMAT, text);
     (void)snprintf(text, sizeof(text),
                    "tensor 'b': data_offsets end 8192 beyond the 8191 bytes of data: expected a "
                    "file of %" PRIu64 " bytes, it has %" PRIu64,
                    n, n - 1);
-    refuse(b.p, n - 1, PF_E_FORMAT, text);
+    refuse(state, b.p, n - 1, PF_E_FORMAT, text);
     (void)snprintf(text, sizeof(text),
                    "tensor 'b': data_offsets end 8192 beyond the 4096 bytes of data: expected a "
                    "file of %" PRIu64 " bytes, it has %" PRIu64,
                    n, n - 4096);
-    refuse(b.p, n - 4096, PF_E_FORMAT, text);
+    refuse(state, b.p, n - 4096, PF_E_FORMAT, text);
     (void)snprintf(text, sizeof(text),
                    "tensor 'a': data_offsets end 4096 beyond the 4095 bytes of data");
-    refuse(b.p, n - 4097, PF_E_FORMAT, text);
+    refuse(state, b.p, n - 4097, PF_E_FORMAT, text);
     (void)snprintf(text, sizeof(text), "expected a file of at least %zu bytes, it has 50",
                    8 + sizeof(json) - 1);
-    refuse(b.p, 50, PF_E_FORMAT, text);
+    refuse(state, b.p, 50, PF_E_FORMAT, text);
 
     strbuf_clear(&b);
     st_bytes(&b, hole, sizeof(hole) - 1, 8192);
@@ -146,7 +124,7 @@ static void one_rule_about_sizes_c123(void **state)
                    "'a', which ends at 4096; "
                    "expected a file of %" PRIu64 " bytes, it has %" PRIu64,
                    n - 4, n);
-    refuse(b.p, b.n, PF_E_FORMAT, text);
+    refuse(state, b.p, b.n, PF_E_FORMAT, text);
 
     strbuf_clear(&b);
     st_bytes(&b, beyond, sizeof(beyond) - 1, 8192);
@@ -154,7 +132,7 @@ static void one_rule_about_sizes_c123(void **state)
                    "tensor 'b': data_offsets end 12288 beyond the 8192 bytes of data: expected a "
                    "file of %" PRIu64 " bytes, it has %" PRIu64,
                    n + 1 + 4096, n + 1); /* "12288" is one digit longer than "8192" */
-    refuse(b.p, b.n, PF_E_FORMAT, text);
+    refuse(state, b.p, b.n, PF_E_FORMAT, text);
     strbuf_release(&b);
 }
 
@@ -162,22 +140,20 @@ static void one_rule_about_sizes_c123(void **state)
 static void reports_the_offset_of_the_first_wrong_byte(void **state)
 {
     static const char json[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
-    char *path = path_join(dir, "f.safetensors");
+    const char *path = test_path(state, "f.safetensors");
     struct st_file *f = NULL;
     pf_error err = {0};
     struct strbuf b;
-    (void)state;
 
     strbuf_init(&b);
     st_bytes(&b, json, sizeof(json) - 1, 10);
-    st_write(path, b.p, b.n);
+    write_file(path, b.p, b.n);
     assert_int_equal(st_open(path, &f, &err), PF_E_FORMAT);
     assert_int_equal(err.off, 8 + sizeof(json) - 1 + 4);
-    st_write(path, b.p, 8 + sizeof(json) - 1 + 3);
+    write_file(path, b.p, 8 + sizeof(json) - 1 + 3);
     assert_int_equal(st_open(path, &f, &err), PF_E_FORMAT);
     assert_int_equal(err.off, 8 + 1);
     strbuf_release(&b);
-    mem_free(path);
 }
 
 /* One odd byte before an F32: the format has no alignment rule, and real files break every other. */
@@ -191,7 +167,6 @@ static void reads_data_at_odd_addresses(void **state)
     struct st_file *f;
     float got[3];
     size_t pad;
-    (void)state;
 
     for (pad = 0; pad < 4; pad++) {
         char padded[256];
@@ -200,7 +175,7 @@ static void reads_data_at_odd_addresses(void **state)
         strbuf_init(&b);
         st_bytes(&b, padded, strlen(padded), 1);
         strbuf_add(&b, (const char *)want, sizeof(want));
-        f = accept(b.p, b.n);
+        f = accept(state, b.p, b.n);
         t = st_find(f, str_of("b"));
         assert_int_equal(t->off_bytes, 8 + strlen(padded) + 1);
         dtype_to_f32(t->dtype, st_data(f, t), 3, got);
@@ -213,13 +188,12 @@ static void reads_data_at_odd_addresses(void **state)
 /* The file loses all but its first page between mapping and parsing: an error, and no signal. */
 static void a_file_that_shrinks_while_it_is_read_is_an_error(void **state)
 {
-    char *path = path_join(dir, "shrink.safetensors");
+    const char *path = test_path(state, "shrink.safetensors");
     struct file_map map;
     struct st_file *f = NULL;
     pf_error err = {0};
     struct strbuf json, b;
     int i;
-    (void)state;
 
     strbuf_init(&json);
     for (i = 0; i < 5000; i++)
@@ -228,7 +202,7 @@ static void a_file_that_shrinks_while_it_is_read_is_an_error(void **state)
     strbuf_adds(&json, "}");
     strbuf_init(&b);
     st_bytes(&b, json.p, json.n, 0);
-    st_write(path, b.p, b.n);
+    write_file(path, b.p, b.n);
     assert_int_equal(file_map_open(&map, path, &err), PF_OK);
     assert_int_equal(truncate(path, 4096), 0);
     st_assert_error(st_open_mapped(&map, path, &f, &err), PF_E_TRUNCATED, &err,
@@ -237,27 +211,24 @@ static void a_file_that_shrinks_while_it_is_read_is_an_error(void **state)
     assert_null(f);
     strbuf_release(&b);
     strbuf_release(&json);
-    mem_free(path);
 }
 
 /* The file loses data that the parser does not look at, and the header is bad too: the better reason wins. */
 static void a_changed_file_is_named_as_such_before_its_syntax(void **state)
 {
-    char *path = path_join(dir, "change.safetensors");
+    const char *path = test_path(state, "change.safetensors");
     struct file_map map;
     struct st_file *f = NULL;
     pf_error err = {0};
     struct strbuf b;
-    (void)state;
 
     strbuf_init(&b);
     st_bytes(&b, "[]", 2, 8192);
-    st_write(path, b.p, b.n);
+    write_file(path, b.p, b.n);
     assert_int_equal(file_map_open(&map, path, &err), PF_OK);
     assert_int_equal(truncate(path, 4096), 0);
     st_assert_error(st_open_mapped(&map, path, &f, &err), PF_E_TRUNCATED, &err, path);
     strbuf_release(&b);
-    mem_free(path);
 }
 
 static void opens_the_bundled_files(void **state)
@@ -407,17 +378,17 @@ static void no_header_makes_opening_quadratic(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opens_reads_and_finds),
-        cmocka_unit_test(says_what_is_not_there),
-        cmocka_unit_test(one_rule_about_sizes_c123),
-        cmocka_unit_test(reports_the_offset_of_the_first_wrong_byte),
-        cmocka_unit_test(reads_data_at_odd_addresses),
-        cmocka_unit_test(a_file_that_shrinks_while_it_is_read_is_an_error),
-        cmocka_unit_test(a_changed_file_is_named_as_such_before_its_syntax),
+        in_dir(opens_reads_and_finds),
+        in_dir(says_what_is_not_there),
+        in_dir(one_rule_about_sizes_c123),
+        in_dir(reports_the_offset_of_the_first_wrong_byte),
+        in_dir(reads_data_at_odd_addresses),
+        in_dir(a_file_that_shrinks_while_it_is_read_is_an_error),
+        in_dir(a_changed_file_is_named_as_such_before_its_syntax),
         cmocka_unit_test(opens_the_bundled_files),
         cmocka_unit_test(opens_100000_tensors_in_well_under_a_second),
         cmocka_unit_test(no_header_makes_opening_quadratic),
     };
 
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -267,38 +267,36 @@ static void a_header_larger_than_the_format_allows_is_refused(void **state)
 /* Random layouts, written with their data, are files that give every tensor's bytes back. */
 static void random_files_make_the_round_trip(void **state)
 {
-    char *dir = st_temp_dir(), *path = path_join(dir, "r.safetensors");
-    uint64_t seed = 7;
+    const char *path = test_path(state, "r.safetensors");
+    struct rng rng = {7};
     int round;
-    (void)state;
 
     for (round = 0; round < 60; round++) {
         struct st_layout *l = layout();
         struct st_file *f = NULL;
         struct strbuf b;
         pf_error err = {0};
-        size_t n = st_random(&seed) % 20, i, k;
+        size_t n = rng_next(&rng) % 20, i, k;
 
         for (i = 0; i < n; i++) {
             char name[32];
             struct shape s;
 
-            s = shape_of((int32_t)(st_random(&seed) % 4), (int64_t)(st_random(&seed) % 5),
-                         (int64_t)(st_random(&seed) % 4) * 4, (int64_t)(st_random(&seed) % 3) + 1);
+            s = shape_of((int32_t)(rng_next(&rng) % 4), (int64_t)(rng_next(&rng) % 5),
+                         (int64_t)(rng_next(&rng) % 4) * 4, (int64_t)(rng_next(&rng) % 3) + 1);
             if (s.rank < 2) /* sub-byte types need whole bytes */
-                s = shape_of(1, 8 * (int64_t)(st_random(&seed) % 9), 0, 0);
+                s = shape_of(1, 8 * (int64_t)(rng_next(&rng) % 9), 0, 0);
             (void)snprintf(name, sizeof(name), "t%zu", (i * 7) % n);
             if (n % 7 == 0)
                 (void)snprintf(name, sizeof(name), "u%zu", i);
-            assert_int_equal(add(l, name, (int32_t)(st_random(&seed) % PF_N_DTYPES), s, &err),
-                             PF_OK);
+            assert_int_equal(add(l, name, (int32_t)(rng_next(&rng) % PF_N_DTYPES), s, &err), PF_OK);
         }
         strbuf_init(&b);
         assert_int_equal(st_layout_finish(l, 4096, &b, &err), PF_OK);
         assert_int_equal(b.n % 4096, 0);
         while (b.n < st_layout_file_bytes(l))
             strbuf_addf(&b, "%c", (int)(b.n % 251 + 1));
-        st_write(path, b.p, b.n);
+        write_file(path, b.p, b.n);
         if (st_open(path, &f, &err) != PF_OK)
             fail_msg("%s", err.msg);
         assert_int_equal(st_n_tensors(f), n);
@@ -312,8 +310,6 @@ static void random_files_make_the_round_trip(void **state)
         st_layout_free(l);
         strbuf_release(&b);
     }
-    mem_free(path);
-    st_remove_dir(dir);
 }
 
 static void a_hundred_thousand_names_are_laid_out_quickly(void **state)
@@ -351,7 +347,7 @@ int main(void)
         cmocka_unit_test(no_sum_that_overflows_gets_through),
         cmocka_unit_test(refuses_dtypes_and_shapes_that_are_none),
         cmocka_unit_test(a_header_larger_than_the_format_allows_is_refused),
-        cmocka_unit_test(random_files_make_the_round_trip),
+        in_dir(random_files_make_the_round_trip),
         cmocka_unit_test(a_hundred_thousand_names_are_laid_out_quickly),
     };
 

@@ -221,20 +221,20 @@ static const char *const pieces[] = {"\"",
                                      "__metadata__"};
 
 /* text[0..n) with one random edit; returns the new length. */
-static size_t mutate_once(char *text, size_t n, size_t cap, uint64_t *rng)
+static size_t mutate_once(char *text, size_t n, size_t cap, struct rng *rng)
 {
-    size_t at = n == 0 ? 0 : st_random(rng) % n, len, to;
-    const char *piece = pieces[st_random(rng) % PF_COUNTOF(pieces)];
+    size_t at = n == 0 ? 0 : rng_next(rng) % n, len, to;
+    const char *piece = pieces[rng_next(rng) % PF_COUNTOF(pieces)];
 
-    switch (st_random(rng) % 7) {
+    switch (rng_next(rng) % 7) {
     case 0: /* another byte */
         if (n > 0)
-            text[at] = (char)st_random(rng);
+            text[at] = (char)rng_next(rng);
         return n;
     case 1: /* another digit, where there is one */
         for (len = 0; len < n; len++, at = (at + 1) % n)
             if (text[at] >= '0' && text[at] <= '9') {
-                text[at] = (char)('0' + st_random(rng) % 10);
+                text[at] = (char)('0' + rng_next(rng) % 10);
                 break;
             }
         return n;
@@ -246,26 +246,26 @@ static size_t mutate_once(char *text, size_t n, size_t cap, uint64_t *rng)
         memcpy(text + at, piece, len);
         return n + len;
     case 3: /* a range less */
-        len = st_random(rng) % 8;
+        len = rng_next(rng) % 8;
         len = len < n - at ? len : n - at;
         memmove(text + at, text + at + len, n - at - len);
         return n - len;
     case 4: /* a range twice */
-        len = st_random(rng) % 60;
+        len = rng_next(rng) % 60;
         len = len < n - at ? len : n - at;
         if (n + len > cap)
             return n;
         memmove(text + at + len, text + at, n - at);
         return n + len;
     case 5: /* a range copied over another */
-        len = st_random(rng) % 20;
-        to = n == 0 ? 0 : st_random(rng) % n;
+        len = rng_next(rng) % 20;
+        to = n == 0 ? 0 : rng_next(rng) % n;
         len = len < n - at ? len : n - at;
         len = len < n - to ? len : n - to;
         memmove(text + to, text + at, len);
         return n;
     default: /* cut */
-        return st_random(rng) % 4 == 0 ? at : n;
+        return rng_next(rng) % 4 == 0 ? at : n;
     }
 }
 
@@ -315,21 +315,21 @@ static void try_one(const char *text, size_t n_text, size_t n_data, struct count
 static void mutations_never_crash_and_never_lie(void **state)
 {
     struct counts counts = {0};
-    uint64_t rng = 20260101;
+    struct rng rng = {20260101};
     size_t i;
     (void)state;
 
     for (i = 0; i < N_MUTATIONS; i++) {
         size_t i_seed = i % PF_COUNTOF(seeds), n = strlen(seeds[i_seed]),
                n_data = seed_data[i_seed];
-        size_t n_edits = 1 + st_random(&rng) % 3;
+        size_t n_edits = 1 + rng_next(&rng) % 3;
         char text[1024];
 
         memcpy(text, seeds[i_seed], n);
         while (n_edits-- > 0)
             n = mutate_once(text, n, sizeof(text), &rng);
-        if (st_random(&rng) % 16 == 0)
-            n_data += st_random(&rng) % 3;
+        if (rng_next(&rng) % 16 == 0)
+            n_data += rng_next(&rng) % 3;
         try_one(text, n, n_data, &counts);
     }
     print_message("%zu accepted (%zu agreed), %zu refused, %zu valid to the slow parser\n",
@@ -342,7 +342,7 @@ static void mutations_never_crash_and_never_lie(void **state)
 /* The whole file, length and all; p exactly as long as the file, so that a sanitizer sees a read beyond it. */
 static void mutated_prefixes_and_lengths_never_crash(void **state)
 {
-    uint64_t rng = 99;
+    struct rng rng = {99};
     size_t i, n_accepted = 0;
     (void)state;
 
@@ -356,9 +356,9 @@ static void mutated_prefixes_and_lengths_never_crash(void **state)
         st_bytes(&b, seeds[i_seed], strlen(seeds[i_seed]), seed_data[i_seed]);
         n = b.n;
         if (i % 3 == 0)
-            n = st_random(&rng) % (b.n + 1);
+            n = rng_next(&rng) % (b.n + 1);
         else if (i % 3 == 1)
-            b.p[st_random(&rng) % 8] = (char)(st_random(&rng) % (i % 2 == 0 ? 256 : 3));
+            b.p[rng_next(&rng) % 8] = (char)(rng_next(&rng) % (i % 2 == 0 ? 256 : 3));
         exact = mem_alloc(n + (n == 0));
         assert_non_null(exact);
         memcpy(exact, b.p, n);
