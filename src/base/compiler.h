@@ -8,9 +8,6 @@
 #define PF_PRINTF(i_fmt, i_args) __attribute__((format(printf, i_fmt, i_args)))
 #define PF_WARN_UNUSED           __attribute__((warn_unused_result))
 #define PF_UNUSED                __attribute__((unused))
-#define PF_LIKELY(x)             __builtin_expect(!!(x), 1)
-#define PF_UNLIKELY(x)           __builtin_expect(!!(x), 0)
-#define PF_ALIGNED(n)            __attribute__((aligned(n)))
 /* A thread-local that a signal handler may touch: its storage exists from the start of the thread. */
 #define PF_TLS_IN_HANDLER _Thread_local __attribute__((tls_model("initial-exec")))
 #define PF_COUNTOF(a)     (sizeof(a) / sizeof((a)[0]))

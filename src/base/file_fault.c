@@ -95,7 +95,7 @@ enum fault fault_point(enum fault_where where)
     (void)pthread_once(&once, read_environment);
     const uint64_t i = atomic_fetch_add_explicit(&n_points, 1, memory_order_relaxed) + 1;
     const enum fault k = (enum fault)atomic_load_explicit(&kind, memory_order_relaxed);
-    if (PF_LIKELY(k == FAULT_NONE))
+    if (k == FAULT_NONE)
         return FAULT_NONE;
     const uint64_t at = atomic_load_explicit(&i_fault, memory_order_relaxed);
     if (k == FAULT_ENOSPC) /* a disk that is full stays full */

@@ -49,27 +49,21 @@ static int64_t panel_rows(const struct walk *w, uint32_t i_tensor, size_t *out_n
     return n < n_rows ? n : n_rows;
 }
 
-static int read_tensor(struct walk *w, uint32_t i_tensor, int64_t n_panels_max,
-                       _Atomic uint64_t *out_n_bytes, pf_error *err)
+static int read_tensor(struct walk *w, uint32_t i_tensor, _Atomic uint64_t *out_n_bytes,
+                       pf_error *err)
 {
     size_t n_row;
     const int64_t n_rows = shape_rows(&w->ckpt->tensors[i_tensor].shape);
     const int64_t step = panel_rows(w, i_tensor, &n_row);
     int rc = PF_OK;
-    for (int64_t row = 0; step > 0 && rc == PF_OK && row < n_rows && n_panels_max-- > 0;
-         row += step) {
+    for (int64_t row = 0; step > 0 && rc == PF_OK && row < n_rows; row += step) {
         const int64_t n = n_rows - row < step ? n_rows - row : step;
         const struct pf_panel panel = {.i_tensor = i_tensor, .row0 = row, .n_rows = n};
         rc = pf_reader_read(w->reader, &panel, PF_NATIVE, w->buffer, PANEL_BYTES, err);
-        if (rc == PF_OK && out_n_bytes) /* relaxed: a count that somebody may look at */
+        if (rc == PF_OK) /* relaxed: a count that somebody may look at */
             atomic_fetch_add_explicit(out_n_bytes, (uint64_t)n * n_row, memory_order_relaxed);
     }
     return rc;
-}
-
-int walk_panel(struct walk *w, uint32_t i_tensor, pf_error *err)
-{
-    return read_tensor(w, i_tensor, 1, NULL, err);
 }
 
 int walk_pass(struct walk *w, const _Atomic bool *stop, _Atomic uint64_t *out_n_bytes,
@@ -87,7 +81,7 @@ int walk_pass(struct walk *w, const _Atomic bool *stop, _Atomic uint64_t *out_n_
         if (l + 1 < w->ckpt->n_layers)
             readahead_layer(w->ahead, l + 1);
         for (uint32_t i = 0; rc == PF_OK && i < layer->n_tensors; i++)
-            rc = read_tensor(w, layer->i_tensor0 + i, INT64_MAX, out_n_bytes, err);
+            rc = read_tensor(w, layer->i_tensor0 + i, out_n_bytes, err);
         pf_reader_leave(w->reader);
         readahead_done(w->ahead, l);
     }

@@ -22,8 +22,6 @@ void walk_close(struct walk *w); /* a zeroed or half-opened one as well */
 /* Every tensor of every layer, until *stop (NULL: never). *out_n_bytes: delivered; adds to it. */
 int walk_pass(struct walk *w, const _Atomic bool *stop, _Atomic uint64_t *out_n_bytes,
               pf_error *err);
-/* One panel of tensor i: what stands between a change and its effect. */
-int walk_panel(struct walk *w, uint32_t i_tensor, pf_error *err);
 /* Elements of tensor i that differ, by their bits, from the mapped base; adds to *n. Same dtype only. */
 int walk_compare(struct walk *w, uint32_t i_tensor, uint64_t *n, pf_error *err);
 /* The bytes of every tensor in the same order, copied out of the mapping. */

@@ -35,9 +35,8 @@ void script_line_release(struct script_line *line)
 /* Where the cutter is. Output never gets longer than the input. */
 struct cutter {
     struct str in;
-    size_t i;    /* next character */
-    char *out;   /* next free byte of line->text */
-    bool is_end; /* a '&' ended the line */
+    size_t i;  /* next character */
+    char *out; /* next free byte of line->text */
 };
 
 static bool is_blank(char c)

@@ -14,7 +14,6 @@ enum {
     SCRATCH_A = 256 * 1024,
     SCRATCH_TILE = 192 * 1024, /* floats of each f32 tile */
     SCRATCH_ROW = 4096,        /* floats of a row on its way into packed A */
-    SCRATCH_PAD = KERNEL_MR_MAX * SCRATCH_ROW,
 };
 
 struct merge_scratch {

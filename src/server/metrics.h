@@ -31,7 +31,7 @@ struct metrics {
     struct histogram waiting, drawing, change_effect;
     _Atomic uint64_t changes[N_CHANGE_KINDS][N_CHANGE_WAYS];
     _Atomic uint64_t changes_failed[N_CHANGE_KINDS];
-    _Atomic uint64_t weight_bytes, shared_jobs, passes, connections_given_up;
+    _Atomic uint64_t weight_bytes, shared_jobs, passes;
 };
 
 void metrics_request(struct metrics *m, size_t i_route, int status, double seconds);
