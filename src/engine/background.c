@@ -31,8 +31,7 @@ static void timed_wait(struct pf_engine *e, uint64_t ns)
 static bool can_build(const struct pf_engine *e, const struct served *s)
 {
     return e->store && !s->overlay && !s->is_build_failed &&
-           view_composition(s->view)->n_targets > 0 &&
-           (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+           view_composition(s->view)->n_targets > 0 && way_takes_overlay(s->way);
 }
 
 /* Nanoseconds until a composition is worth an overlay; UINT64_MAX: never. */

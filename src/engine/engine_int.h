@@ -67,6 +67,16 @@ struct served {
     struct served *next_lingering;
 };
 
+/* Which ways read merged layers from an overlay, and which from residents. */
+static inline bool way_takes_overlay(int32_t way)
+{
+    return way == PF_WAY_AUTO || way == PF_WAY_OVERLAY;
+}
+static inline bool way_takes_residents(int32_t way)
+{
+    return way == PF_WAY_AUTO || way == PF_WAY_INPLACE;
+}
+
 #define N_RECENT 8
 
 /* ----------------------------------------------------------------------------------------- residents */

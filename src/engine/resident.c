@@ -95,8 +95,7 @@ void residents_unref(struct resident_set *set)
 const struct layer_bytes *residents_find(const struct pf_engine *e, const struct served *s,
                                          uint32_t i_layer)
 {
-    bool is_asked = s->way == PF_WAY_AUTO || s->way == PF_WAY_INPLACE;
-    if (!is_asked || i_layer >= e->residents->n) /* item i is layer i */
+    if (!way_takes_residents(s->way) || i_layer >= e->residents->n) /* item i is layer i */
         return NULL;
     const struct resident *r = &e->residents->items[i_layer];
     return r->is_ready && digest_eq(r->key, s->layer_keys[i_layer]) ? &r->bytes : NULL;
@@ -117,9 +116,9 @@ static bool fits(const struct pf_engine *e, const struct served *s, const struct
 
 static bool is_behind(const struct pf_engine *e, const struct served *s, const struct resident *r)
 {
-    bool is_asked = s->way == PF_WAY_AUTO || s->way == PF_WAY_INPLACE;
     struct digest key = s->layer_keys[r->i_layer];
-    return is_asked && fits(e, s, r) && !(r->is_ready && digest_eq(r->key, key)) &&
+    return way_takes_residents(s->way) && fits(e, s, r) &&
+           !(r->is_ready && digest_eq(r->key, key)) &&
            !(r->has_failed && digest_eq(r->failed_key, key));
 }
 

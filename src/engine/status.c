@@ -90,9 +90,8 @@ int pf_engine_layer_status(struct pf_engine *e, uint32_t i_layer, struct pf_laye
     bool is_changed = false;
     for (uint32_t i = 0; !is_changed && i < layer->n_tensors; i++)
         is_changed = comp_target(view_composition(s->view), layer->i_tensor0 + i) != NULL;
-    bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
     bool is_resident = residents_find(e, s, i_layer);
-    bool is_overlay = uses_overlay && overlay_layer(s->overlay, i_layer);
+    bool is_overlay = s->overlay && way_takes_overlay(s->way) && overlay_layer(s->overlay, i_layer);
     out->place = is_resident ? "resident" : is_overlay ? "overlay" : is_changed ? "stream" : "base";
     out->residency = i_layer < e->residents->n     ? "resident"
                      : e->policy->is_kept[i_layer] ? "kept"
