@@ -106,7 +106,7 @@ static struct placement *best_placement(struct pf_engine *e, struct served *s)
 {
     struct placement *p = placement_new(e->ckpt->n_layers);
     struct held *h = p ? mem_calloc(1, sizeof *h) : NULL;
-    bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+    bool uses_overlay = s->overlay && way_takes_overlay(s->way);
     if (!h) {
         placement_free(p);
         return NULL;
@@ -150,8 +150,7 @@ bool engine_try_adopt(struct pf_engine *e, struct served *s)
 {
     const struct pf_composition *comp = view_composition(s->view);
     pf_error why;
-    if (!e->store || s->overlay || comp->n_targets == 0 || s->way == PF_WAY_STREAM ||
-        s->way == PF_WAY_INPLACE)
+    if (!e->store || s->overlay || comp->n_targets == 0 || !way_takes_overlay(s->way))
         return false;
     int rc = overlay_adopt(e->store, comp, OVERLAY_VERIFY_SAMPLED, &s->overlay, &why);
     if (rc == PF_OK) {
@@ -312,7 +311,7 @@ struct served *served_of(struct pf_engine *e, const struct pf_view *view)
 const char *served_way(struct pf_engine *e, const struct served *s)
 {
     const struct pf_composition *comp = view_composition(s->view);
-    bool uses_overlay = s->overlay && (s->way == PF_WAY_AUTO || s->way == PF_WAY_OVERLAY);
+    bool uses_overlay = s->overlay && way_takes_overlay(s->way);
     uint32_t n_overlay = 0, n_resident = 0, n_layers = 0, i_last = UINT32_MAX;
     for (size_t i = 0; i < comp->n_targets; i++) {
         uint32_t i_layer = e->ckpt->tensors[comp->i_tensors[i]].i_layer;
