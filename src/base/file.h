@@ -53,7 +53,8 @@ int file_sync(int fd, const char *path, pf_error *err);           /* fdatasync *
 int file_rename(const char *from, const char *to, pf_error *err); /* durable after file_sync_dir */
 
 /* A new file that appears under `path` only when published: temp file in the same directory, fdatasync, rename, fsync of the
- * directory. Abandoned (and unlinked) by file_new_abort, which is a no-op after a publish. */
+ * directory. Abandoned (and unlinked) by file_new_abort, which is a no-op after a publish. A device or a pipe of that name is
+ * PF_E_INVALID: it is never replaced. */
 struct file_new {
     int fd;
     char *path, *temp_path;

@@ -72,6 +72,8 @@ int file_new_open(struct file_new *f, const char *path, pf_error *err)
 {
     struct file_new n = {.fd = -1};
     int rc = PF_OK;
+    if (file_kind(path) == FILE_OTHER) /* a rename would put a file in the place of /dev/null */
+        return file_kind_refuse(path, err);
     n.path = mem_strdup(path);
     for (int i = 0; n.path && i < N_TRIES && n.fd < 0; i++) {
         mem_free(n.temp_path);

@@ -73,6 +73,8 @@ static int check_output(const struct drawing *d, pf_error *err)
                      dir);
     if (!rc && file_kind(d->output) == FILE_DIRECTORY)
         rc = err_set(err, PF_E_INVALID, "cannot write '%s': it is a directory", d->output);
+    if (!rc && file_kind(d->output) == FILE_OTHER)
+        rc = err_prefix(err, file_kind_refuse(d->output, err), "cannot write a picture");
     mem_free(dir);
     return rc;
 }

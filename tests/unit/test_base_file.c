@@ -362,6 +362,21 @@ static void an_aborted_new_file_disappears(void **state)
     assert_null(strstr(err.msg, ".tmp"));
 }
 
+static void a_new_file_never_takes_the_place_of_a_pipe_or_a_device(void **state)
+{
+    const char *pipe_path = test_path(state, "pipe"), *link = test_path(state, "null");
+    struct file_new f;
+    pf_error err = {0};
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    assert_int_equal(symlink("/dev/null", link), 0);
+    assert_int_equal(file_new_open(&f, pipe_path, &err), PF_E_INVALID);
+    assert_non_null(strstr(err.msg, "pipe' is neither a file nor a directory"));
+    assert_int_equal(file_write_atomic(link, "x", 1, &err), PF_E_INVALID);
+    assert_int_equal(file_kind(pipe_path), FILE_OTHER);
+    assert_int_equal(file_kind(link), FILE_OTHER);
+    assert_int_equal(n_entries(*state), 2);
+}
+
 static void locks_exclude_and_share(void **state)
 {
     const char *path = test_path(state, "lock");
@@ -466,6 +481,7 @@ int main(int argc, char **argv)
         in_dir(failed_writes_leave_the_old_file_and_no_litter),
         in_dir(a_kill_at_any_point_leaves_old_or_new_whole),
         in_dir(an_aborted_new_file_disappears),
+        in_dir(a_new_file_never_takes_the_place_of_a_pipe_or_a_device),
         in_dir(locks_exclude_and_share),
         in_dir(joins_and_splits_paths),
         in_dir(makes_lists_and_removes_trees_without_following_links),

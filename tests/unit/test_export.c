@@ -337,7 +337,7 @@ static void refuses_to_write_over_the_base(void **state)
 static void refuses_to_replace_what_it_should_not(void **state)
 {
     const char *lora = test_path(state, "lora.safetensors"), *out = test_path(state, "out");
-    const char *dir = test_path(state, "dir");
+    const char *dir = test_path(state, "dir"), *pipe_path = test_path(state, "pipe");
     const struct pf_merge_opts force = {.size = sizeof force, .force = true};
     struct fx f;
     pf_error err = {0};
@@ -347,6 +347,10 @@ static void refuses_to_replace_what_it_should_not(void **state)
     write_file(out, "x", 1);
     assert_int_equal(pf_merge(f.ckpt, f.comp, out, NULL, NULL, &err), PF_E_EXISTS);
     assert_err(&err, PF_E_EXISTS, out, "exists; it is replaced only when forced");
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    assert_int_equal(pf_merge(f.ckpt, f.comp, pipe_path, &force, NULL, &err), PF_E_INVALID);
+    assert_err(&err, PF_E_INVALID, pipe_path, "neither a file nor a directory");
+    assert_int_equal(file_kind(pipe_path), FILE_OTHER);
     assert_int_equal(mkdir(dir, 0700), 0);
     assert_int_equal(pf_merge(f.ckpt, f.comp, dir, &force, NULL, &err), PF_E_EXISTS);
     assert_err(&err, PF_E_EXISTS, "is a directory, and this checkpoint is one file");
