@@ -474,11 +474,13 @@ struct pf_engine_opts {
     const char *cache_dir; /* NULL: $PAGEFLIP_CACHE, else $XDG_CACHE_HOME/pageflip; "off": none */
     uint64_t cache_budget_bytes; /* 0: a quarter of the free space */
     uint64_t host_memory_bytes;  /* 0: what the system and its control groups leave */
-    uint32_t n_resident_layers;  /* private copies, reported apart */
-    uint32_t n_threads;          /* of the builder; 0: half of the CPUs that this process may use */
-    int64_t build_delay_ms;      /* 0: 2000; negative: never build in the background */
-    const char *system_root;     /* where proc and sys are looked for; NULL: "/". For tests */
-    /* Of background builds, from a thread of the builder; returning false cancels the build, which then waits for the next change. */
+    uint32_t
+        n_resident_layers; /* private copies, reported apart; PF_E_NOMEM when they take more than is available */
+    uint32_t n_threads;      /* of the builder; 0: half of the CPUs that this process may use */
+    int64_t build_delay_ms;  /* 0: 2000; negative: never build in the background */
+    const char *system_root; /* where proc and sys are looked for; NULL: "/". For tests */
+    /* Of background builds, from a thread of the builder; returning false cancels the build, which then waits for the next change. It may
+     * ask and change, but never close the engine. */
     pf_progress_fn progress;
     void *progress_ctx;
     /* Merged bytes per second that a background build writes at most, on average over a layer; 0: as fast as it can. */
@@ -515,7 +517,7 @@ struct pf_change_report {
 /* Holds a reference to ckpt. An unusable cache is no error: see status. */
 PF_API int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts,
                           struct pf_engine **out_engine, pf_error *err);
-/* Ends background work; views that are out stay valid */
+/* Ends background work; views that are out stay valid. A child of fork has no background thread: there it streams, and may be closed. */
 PF_API void pf_engine_close(struct pf_engine *engine);
 
 /* Another path or a changed file under a known nickname loads it anew; what acts keeps what it was made with. */

@@ -256,6 +256,11 @@ int background_start(struct pf_engine *e, pf_error *err)
     return PF_OK;
 }
 
+bool background_may_be_awaited(const struct pf_engine *e)
+{
+    return !e->has_no_builder && e->pid == getpid() && !pthread_equal(e->thread, pthread_self());
+}
+
 void background_stop(struct pf_engine *e)
 {
     if (!e->has_thread)
@@ -284,7 +289,7 @@ int pf_engine_settle(struct pf_engine *engine, uint64_t timeout_ms, pf_error *er
     if (engine->global && engine->opts.build_delay_ms >= 0)
         engine->global->is_build_wanted = true;
     background_wake(engine);
-    while (!engine->is_idle && e == 0)
+    while (!engine->is_idle && e == 0 && background_may_be_awaited(engine))
         e = pthread_cond_timedwait(&engine->idle, &engine->mu, &t);
     bool is_idle = engine->is_idle;
     pthread_mutex_unlock(&engine->mu);

@@ -94,6 +94,8 @@ static const char *why_no_overlay(const struct pf_engine *e, const struct pf_vie
         return e->cache_note;
     if (e->has_no_builder)
         return "the builder's threads cannot be started";
+    if (!background_may_be_awaited(e))
+        return "neither a progress function nor a child of fork can wait for the builder";
     if (e->global->view != view)
         return "another change came first";
     return e->global->is_build_cancelled ? "the build was cancelled" : e->cache_note;
@@ -109,7 +111,7 @@ static void await_overlay(struct change *c, const struct pf_view *view)
         e->global->is_build_wanted = true;
         background_wake(e);
         while (e->global->view == view && !e->global->overlay && !e->global->is_build_failed &&
-               !e->has_no_builder && !e->is_ending)
+               background_may_be_awaited(e) && !e->is_ending)
             pthread_cond_wait(&e->idle, &e->mu);
     }
     const struct served *s = served_of(e, view);

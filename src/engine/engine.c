@@ -5,6 +5,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "engine/engine_int.h"
@@ -54,11 +55,8 @@ static uint64_t keep_layers(struct pf_engine *e, bool of_text_encoders, uint64_t
     return room;
 }
 
-static int make_plan(struct pf_engine *e, const struct pf_engine_opts *o, pf_error *err)
+static int make_plan(struct pf_engine *e, pf_error *err)
 {
-    int rc = plan_memory(o->system_root ? o->system_root : "", o->host_memory_bytes, &e->plan, err);
-    if (rc)
-        return rc;
     e->policy = policy_new(e->ckpt->n_layers);
     if (!e->policy)
         return err_nomem(err, e->ckpt->n_layers, "the stream policy");
@@ -139,6 +137,7 @@ int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts
     }
     if (o.build_delay_ms == 0)
         o.build_delay_ms = DEFAULT_BUILD_DELAY_MS;
+    e->pid = getpid();
     e->opts = o;
     e->opts.cache_dir = e->opts.system_root = NULL;
     e->ckpt = ckpt;
@@ -149,9 +148,11 @@ int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts
     for (uint32_t c = 0; e->targets && c < ckpt->n_components; c++)
         e->targets[c].factor = 1;
     if (rc == PF_OK)
-        rc = residents_new(ckpt, o.n_resident_layers, &e->residents, err);
+        rc = plan_memory(o.system_root ? o.system_root : "", o.host_memory_bytes, &e->plan, err);
     if (rc == PF_OK)
-        rc = make_plan(e, &o, err);
+        rc = residents_new(ckpt, o.n_resident_layers, &e->plan, &e->residents, err);
+    if (rc == PF_OK)
+        rc = make_plan(e, err);
     if (rc == PF_OK) {
         recall_base_id(e);
         rc = open_base_view(e, err);
@@ -170,7 +171,10 @@ void pf_engine_close(struct pf_engine *e)
 {
     if (!e)
         return;
-    background_stop(e);
+    /* A child of fork has neither the thread nor a right to its locks: the parent's thread may have held them or waited. */
+    bool is_child = e->pid != getpid();
+    if (!is_child)
+        background_stop(e);
     current_set(&e->current, NULL);
     for (size_t i = 0; i < N_RECENT; i++)
         engine_served_free(e->recent[i]);
@@ -186,9 +190,11 @@ void pf_engine_close(struct pf_engine *e)
     residents_unref(e->residents);
     policy_unref(e->policy);
     overlay_store_close(e->store);
-    pthread_cond_destroy(&e->idle);
-    pthread_cond_destroy(&e->wake);
-    pthread_mutex_destroy(&e->mu);
+    if (!is_child) {
+        pthread_cond_destroy(&e->idle);
+        pthread_cond_destroy(&e->wake);
+        pthread_mutex_destroy(&e->mu);
+    }
     pf_checkpoint_close(e->ckpt);
     mem_free(e);
 }

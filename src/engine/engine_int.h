@@ -139,6 +139,7 @@ struct pf_engine {
     char cache_note[512];
     uint64_t n_changes, n_builds, n_adoptions, n_build_failures;
 
+    int64_t pid; /* who opened it: the thread is there, not in a child of fork; immutable */
     pthread_t thread;
     bool has_thread, is_ending, is_idle;
     bool has_no_builder; /* the thread could not start its pool */
@@ -173,7 +174,9 @@ bool served_uses(const struct served *s, const struct pf_adapter *a);
 bool engine_try_adopt(struct pf_engine *e, struct served *s);
 
 /* resident.c, caller holds mu */
-int residents_new(struct pf_checkpoint *ckpt, uint32_t n, struct resident_set **out, pf_error *err);
+/* PF_E_NOMEM: they take more than is available; asked before any of it is taken. */
+int residents_new(struct pf_checkpoint *ckpt, uint32_t n, const struct memory_plan *plan,
+                  struct resident_set **out, pf_error *err);
 void residents_ref(struct resident_set *set);
 void residents_unref(struct resident_set *set);
 const struct layer_bytes *residents_find(const struct pf_engine *e, const struct served *s,
@@ -186,6 +189,8 @@ enum resident_step residents_step(struct pf_engine *e, struct served *s);
 int background_start(struct pf_engine *e, pf_error *err);
 void background_stop(struct pf_engine *e);
 void background_wake(struct pf_engine *e); /* caller holds mu */
+/* Not where there is none (a child of fork, no memory for threads), nor on the thread itself (a progress function): that would take for ever. */
+bool background_may_be_awaited(const struct pf_engine *e);
 
 /* target.c */
 int target_entries_copy(const struct target_state *from, struct target_state *to, pf_error *err);

@@ -79,7 +79,8 @@ static void end_build_with(struct pf_engine *e, const char *nickname)
     for (;;) {
         const struct registered *have = registry_find(e, nickname);
         const struct served *busy = e->busy;
-        if (!have || !busy || busy == e->global || !served_uses(busy, have->adapter))
+        if (!have || !busy || busy == e->global || !served_uses(busy, have->adapter) ||
+            !background_may_be_awaited(e))
             return;
         atomic_store(&e->cancel_build, true);
         while (e->busy == busy)

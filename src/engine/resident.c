@@ -55,16 +55,36 @@ static int resident_init(const struct pf_checkpoint *ckpt, struct resident *r, u
     return PF_OK;
 }
 
-int residents_new(struct pf_checkpoint *ckpt, uint32_t n, struct resident_set **out, pf_error *err)
+/* Locking memory that is not there would end the process, or another one. */
+static int check_room(const struct pf_checkpoint *ckpt, uint32_t n, const struct memory_plan *plan,
+                      pf_error *err)
+{
+    uint64_t n_bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_bytes += ckpt->layers[i].n_bytes;
+    if (n_bytes <= plan->available_bytes)
+        return PF_OK;
+    return err_set(
+        err, PF_E_NOMEM,
+        "%u resident layers take %llu MiB of host memory, and there is less (%s): ask for "
+        "fewer",
+        n, (unsigned long long)(n_bytes >> 20), plan->note);
+}
+
+int residents_new(struct pf_checkpoint *ckpt, uint32_t n, const struct memory_plan *plan,
+                  struct resident_set **out, pf_error *err)
 {
     if (n > ckpt->n_layers)
         n = ckpt->n_layers;
+    int rc = check_room(ckpt, n, plan, err);
+    if (rc)
+        return rc;
     struct resident_set *set = mem_calloc(1, sizeof *set + n * sizeof set->items[0]);
     if (!set)
         return err_nomem(err, n * sizeof set->items[0], "resident layers");
     atomic_init(&set->n_refs, 1);
     for (uint32_t i = 0; i < n; i++) {
-        int rc = resident_init(ckpt, &set->items[i], i, err);
+        rc = resident_init(ckpt, &set->items[i], i, err);
         if (rc) {
             residents_unref(set);
             return rc;

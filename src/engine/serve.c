@@ -264,6 +264,10 @@ int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, 
     if (is_way_asked)
         s->way = way;
     s->i_used = ++e->i_clock;
+    if (s->overlay && !overlay_is_whole(s->overlay)) { /* it is set aside by adopting it again */
+        overlay_unref(s->overlay);
+        s->overlay = NULL;
+    }
     if (!s->overlay)
         (void)engine_try_adopt(e, s);
     engine_place(e, s);

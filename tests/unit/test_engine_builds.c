@@ -479,6 +479,94 @@ static void the_host_program_forks(void **state)
     close_engine(&f);
 }
 
+/* A child may go on with what it inherited, by streaming, and may close it: nothing waits for a thread that is the parent's. */
+static int use_in_child(struct fixture *f)
+{
+    struct pf_change_report r;
+    pf_error err;
+    (void)alarm(60); /* a child that waits for ever is a failure, not a hanging test */
+    struct pf_engine_lora l = {.nickname = "night", .strength = 1};
+    if (pf_engine_set(f->engine, &l, 1, NULL, &OVERLAY, &r, &err) || strcmp(r.way, "stream") != 0 ||
+        !strstr(r.note, "child of fork"))
+        return 1;
+    if (!digest_eq(current_bytes(f), fresh_bytes(f->ckpt, NIGHT, 1)))
+        return 2;
+    if (pf_engine_settle(f->engine, 3600000, &err) != PF_E_BUSY ||
+        pf_engine_deactivate(f->engine, NULL, NULL, &err) ||
+        pf_engine_unload(f->engine, "night", &err))
+        return 3;
+    close_engine(f);
+    return 0;
+}
+
+static void a_child_of_fork_may_use_and_close_the_engine(void **state)
+{
+    struct fixture f;
+    struct gate g;
+    struct pf_change_report r;
+    int status;
+    open_gated(state, &f, &g, NEVER_MS);
+    struct pf_engine_lora l = {.nickname = "turbo", .strength = 1};
+    pf_error err;
+    assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &OVERLAY, &r, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err); /* it waits, and holds no lock */
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(use_in_child(&f));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
+    set_one(&f, "noto", 1, &r);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
+    assert_string_equal(place_of(&f), "overlay");
+    close_engine(&f);
+}
+
+/* A progress function may ask and change; what would wait for the build that it reports says so instead. */
+struct meddler {
+    struct fixture f;
+    bool is_done, is_ok;
+};
+
+static bool meddle(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    struct meddler *m = ctx;
+    struct pf_change_report r;
+    pf_error err;
+    (void)what;
+    (void)done;
+    (void)total;
+    if (m->is_done)
+        return true;
+    m->is_done = true;
+    struct pf_engine_lora l = {.nickname = "noto", .strength = 1};
+    m->is_ok = pf_engine_settle(m->f.engine, 3600000, &err) == PF_E_BUSY &&
+               pf_engine_set(m->f.engine, &l, 1, NULL, &OVERLAY, &r, &err) == PF_OK &&
+               strcmp(r.way, "stream") == 0 && strstr(r.note, "progress function") &&
+               pf_engine_unload(m->f.engine, "turbo", &err) == PF_E_BUSY;
+    return true;
+}
+
+static void a_progress_function_does_not_wait_for_itself(void **state)
+{
+    struct meddler m = {.is_ok = false};
+    struct pf_change_report r;
+    pf_error err;
+    open_engine(
+        state, &m.f,
+        (struct pf_engine_opts){
+            .build_delay_ms = NEVER_MS, .n_threads = 1, .progress = meddle, .progress_ctx = &m});
+    set_one(&m.f, "turbo", 1, &r);
+    assert_ok(pf_engine_settle(m.f.engine, SETTLE_MS, &err), &err);
+    assert_true(m.is_done);
+    assert_true(m.is_ok);
+    assert_same(current_bytes(&m.f), fresh_bytes(m.f.ckpt, NOTO, 1));
+    assert_ok(pf_engine_unload(m.f.engine, "turbo", &err), &err);
+    close_engine(&m.f);
+}
+
 /* -------------------------------------------------------------------------------- engines beside engines */
 
 /* Another process has the build lock: stream, look again, adopt or build when it lets go. Meanwhile the composition leaves the list. */
@@ -605,6 +693,8 @@ int main(void)
         in_dir(unloading_ends_a_build_that_nobody_wants),
         in_dir(closing_while_building),
         in_dir(the_host_program_forks),
+        in_dir(a_child_of_fork_may_use_and_close_the_engine),
+        in_dir(a_progress_function_does_not_wait_for_itself),
         in_dir(what_another_process_builds_is_waited_for),
         in_dir(C11_two_engines_on_one_checkpoint),
         in_dir(two_processes_on_one_cache),

@@ -482,6 +482,41 @@ static void residents_of_a_truncated_base_are_given_up(void **state)
     close_engine(&f);
 }
 
+/* Base and deltas say what a file of the cache did: readers go on, and the next change sets the entry aside. */
+static void an_overlay_is_cut_while_it_is_read(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    struct pf_reader *inside;
+    pf_error err;
+    /* One thread: to the thread sanitizer the zero page that the guard maps is a write beside another thread's reads. */
+    open_copy(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_threads = 1});
+    set_overlay(&f, "turbo", &r);
+    assert_string_equal(r.way, "overlay");
+    struct digest turbo = fresh_bytes(f.ckpt, TURBO, 1);
+    struct pf_view *v = pf_engine_view(f.engine);
+    assert_ok(pf_reader_new(v, &inside, &err), &err);
+    assert_ok(pf_reader_enter(inside, 3, &err), &err);
+    char path[1024];
+    for (int i = 1; i <= 8; i++) {
+        snprintf(path, sizeof path, "%s/%s/layer-%05d.safetensors", test_path(state, "cache"),
+                 r.composition, i);
+        assert_int_equal(truncate(path, i % 2 ? 4096 : 0), 0);
+    }
+    assert_same(view_bytes(f.ckpt, v), turbo);
+    set_one(&f, "turbo", 1, &r);
+    assert_string_equal(r.way, "stream");
+    assert_same(current_bytes(&f), turbo);
+    assert_int_equal(n_complete(&f), 0);
+    set_overlay(&f, "turbo", &r);
+    assert_string_equal(r.way, "overlay");
+    assert_same(current_bytes(&f), turbo);
+    assert_same(view_bytes(f.ckpt, v), turbo);
+    pf_reader_free(inside);
+    pf_view_release(v);
+    close_engine(&f);
+}
+
 /* ------------------------------------------------------------------------------------------ adapters */
 
 static void an_adapter_is_replaced_under_its_nickname(void **state)
@@ -610,6 +645,7 @@ int main(void)
         in_dir(a_touched_base_is_proved_in_the_background),
         in_dir(other_bytes_behind_a_known_id_are_found),
         in_dir(residents_of_a_truncated_base_are_given_up),
+        in_dir(an_overlay_is_cut_while_it_is_read),
         in_dir(an_adapter_is_replaced_under_its_nickname),
         in_dir(an_adapter_is_overwritten_in_place),
         in_dir(an_adapter_is_truncated_while_in_use),

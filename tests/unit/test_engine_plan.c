@@ -252,6 +252,31 @@ static void the_transformer_is_kept_before_the_text_encoder(void **state)
     close_engine(&f);
 }
 
+/* What does not fit is an error that names the sizes, before any of it is taken. */
+static void residents_beyond_the_memory_are_refused(void **state)
+{
+    struct fixture f;
+    struct pf_engine *e;
+    struct pf_engine_status s;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 3});
+    pf_engine_status(f.engine, &s);
+    struct pf_engine_opts o = {.size = sizeof o,
+                               .cache_dir = "off",
+                               .n_resident_layers = 3,
+                               .host_memory_bytes = s.n_bytes_resident};
+    pf_engine_close(f.engine);
+    assert_ok(pf_engine_open(f.ckpt, &o, &e, &err),
+              &err); /* to the byte: small tensors fill up to 64 */
+    pf_engine_close(e);
+    o.host_memory_bytes = s.n_bytes_resident * 9 / 10;
+    uint64_t before = proc_anon_bytes();
+    assert_int_equal(pf_engine_open(f.ckpt, &o, &e, &err), PF_E_NOMEM);
+    assert_err(&err, PF_E_NOMEM, "3 resident layers take 1 MiB", "allowed are", "ask for fewer");
+    assert_true(proc_anon_bytes() < before + s.n_bytes_resident / 2);
+    pf_checkpoint_close(f.ckpt);
+}
+
 /* Locked where the system allows it; where it does not, the status says so and everything works. */
 static void residents_say_whether_they_are_locked(void **state)
 {
@@ -375,6 +400,7 @@ int main(void)
         in_dir(what_is_missing_is_no_limit),
         in_dir(layers_are_kept_mapped_and_resident_by_the_plan),
         in_dir(the_transformer_is_kept_before_the_text_encoder),
+        in_dir(residents_beyond_the_memory_are_refused),
         in_dir(residents_say_whether_they_are_locked),
         in_dir(v1_for_real),
     };
