@@ -4,6 +4,7 @@
  */
 #include "export/export_int.h"
 
+#include "base/opts.h"
 #include "base/proc.h"
 
 struct waiting {
@@ -84,18 +85,17 @@ static int merge(struct pf_checkpoint *ckpt, struct pf_composition *comp, const 
 int pf_merge(struct pf_checkpoint *ckpt, struct pf_composition *comp, const char *out_path,
              const struct pf_merge_opts *opts, struct pf_merge_report *out_report, pf_error *err)
 {
-    const struct pf_merge_opts none = {.size = sizeof none};
+    struct pf_merge_opts o;
     struct pf_merge_report report = {0};
     struct peak *peak = NULL;
     const uint64_t t0 = clock_ns(), n_read = proc_read_bytes();
-    if (!opts)
-        opts = &none;
-    int rc = check_arguments(ckpt, comp, out_path, opts, err);
+    opts_read(&o, sizeof o, opts);
+    int rc = check_arguments(ckpt, comp, out_path, &o, err);
     if (rc)
         return rc;
     rc = peak_start(&peak, err);
     if (!rc)
-        rc = merge(ckpt, comp, out_path, opts, &report, err);
+        rc = merge(ckpt, comp, out_path, &o, &report, err);
     report.peak_anon_bytes = peak_stop(peak);
     report.n_bytes_read = proc_read_bytes() - n_read;
     report.seconds = (double)(clock_ns() - t0) * 1e-9;

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/opts.h"
 #include "model/gemm.h"
 
 #define JSON_BYTES_MAX ((size_t)16 << 20)
@@ -54,12 +55,11 @@ static int read_schedule(struct pf_model *m, pf_error *err)
 int pf_model_open(struct pf_checkpoint *ckpt, const struct pf_model_opts *opts,
                   struct pf_model **out_model, pf_error *err)
 {
-    static const struct pf_model_opts defaults = {.size = sizeof defaults};
+    struct pf_model_opts o;
     if (ckpt == NULL || out_model == NULL)
         return err_set(err, PF_E_INVALID, "a model needs a checkpoint");
-    if (opts == NULL)
-        opts = &defaults;
-    const char *component = opts->component == NULL ? "transformer" : opts->component;
+    opts_read(&o, sizeof o, opts);
+    const char *component = o.component == NULL ? "transformer" : o.component;
     int64_t i_component = ckpt_component_find(ckpt, str_of(component));
     if (i_component < 0)
         return err_set(err, PF_E_NOTFOUND, "checkpoint '%s' has no component '%s'", ckpt->path,
@@ -79,7 +79,7 @@ int pf_model_open(struct pf_checkpoint *ckpt, const struct pf_model_opts *opts,
     if (rc == PF_OK)
         rc = gemm_init(err); /* before any thread of ours exists */
     if (rc == PF_OK)
-        rc = pool_new(opts->n_threads, &m->pool, err);
+        rc = pool_new(o.n_threads, &m->pool, err);
     if (rc != PF_OK) {
         pf_model_close(m);
         return rc;

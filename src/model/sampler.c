@@ -4,6 +4,7 @@
  */
 #include "base/cpu.h"
 #include "base/mem.h"
+#include "base/opts.h"
 #include "base/proc.h"
 #include "model/forward.h"
 #include "model/model.h"
@@ -211,13 +212,15 @@ int pf_generate(struct pf_model *model, struct pf_view *view, const struct pf_ge
 {
     if (model == NULL || view == NULL || opts == NULL)
         return err_set(err, PF_E_INVALID, "drawing needs a model, a view and options");
-    int rc = check_opts(model, view, opts, out_rgb, err);
+    struct pf_generate_opts o;
+    opts_read(&o, sizeof o, opts);
+    int rc = check_opts(model, view, &o, out_rgb, err);
     if (rc != PF_OK)
         return rc;
     if (atomic_flag_test_and_set(&model->is_busy))
         return err_set(err, PF_E_BUSY, "the model is drawing already: one generation at a time");
     struct fp_env env = fp_enter();
-    struct drawing d = {.model = model, .opts = opts};
+    struct drawing d = {.model = model, .opts = &o};
     struct pf_generate_report report = {0};
     struct peak *peak = NULL;
     uint64_t t_start = clock_ns(), n_read = proc_read_bytes();

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/opts.h"
 #include "tensor/dtype.h"
 
 struct comp_priv {
@@ -365,10 +366,11 @@ int pf_composition_new(struct pf_checkpoint *ckpt, const struct pf_lora *loras, 
                        const struct pf_composition_opts *opts, struct pf_composition **out_comp,
                        pf_error *err)
 {
-    int32_t merge_dtype = opts ? opts->merge_dtype : PF_MERGE_BASE;
-    if (merge_dtype != PF_MERGE_BASE && merge_dtype != PF_MERGE_F32)
+    struct pf_composition_opts o;
+    opts_read(&o, sizeof o, opts);
+    if (o.merge_dtype != PF_MERGE_BASE && o.merge_dtype != PF_MERGE_F32)
         return err_set(err, PF_E_INVALID, "merge precision %d is neither base nor f32",
-                       merge_dtype);
+                       o.merge_dtype);
     if (n_loras > 0 && !loras)
         return err_set(err, PF_E_INVALID, "%zu adapters are announced and none is given", n_loras);
     int rc = merge_kernel_init(NULL, err);
@@ -386,15 +388,14 @@ int pf_composition_new(struct pf_checkpoint *ckpt, const struct pf_lora *loras, 
     atomic_init(&comp->n_refs, 1);
     comp->priv = priv;
     comp->entries = entries;
-    comp->merge_dtype = merge_dtype;
+    comp->merge_dtype = o.merge_dtype;
     comp->ckpt = ckpt;
     ckpt_ref(ckpt);
     for (size_t i = 0; rc == PF_OK && i < n_loras; i++) {
         rc = check_lora(&loras[i], i, err);
         if (rc == PF_OK) {
             comp->n_entries++;
-            rc = resolve_entry(comp, &loras[i], opts && opts->allow_unmatched, &comp->entries[i],
-                               err);
+            rc = resolve_entry(comp, &loras[i], o.allow_unmatched, &comp->entries[i], err);
         }
     }
     if (rc == PF_OK) {

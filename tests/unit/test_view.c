@@ -83,6 +83,26 @@ static void a_strength_that_vanishes_in_f32_is_said(void **state)
     close_fixture(&f);
 }
 
+/* Its struct ends before merge_dtype: what lies behind it is not looked at. */
+static void options_of_an_older_header_are_understood(void **state)
+{
+    struct fixture f;
+    pf_error err;
+    struct pf_composition *comp = NULL;
+    const struct pf_composition_opts o = {.size = offsetof(struct pf_composition_opts, merge_dtype),
+                                          .merge_dtype = 77};
+    (void)state;
+    open_fixture(&f, PF_MERGE_BASE);
+    const struct pf_lora l = {.adapter = f.noto, .strength = 1};
+    assert_ok(pf_composition_new(f.ckpt, &l, 1, &o, &comp, &err), &err);
+    struct pf_composition_info want, got;
+    pf_composition_info(f.comp, &want);
+    pf_composition_info(comp, &got);
+    assert_string_equal(got.digest, want.digest);
+    pf_composition_free(comp);
+    close_fixture(&f);
+}
+
 static void panels_of_any_shape_are_pieces_of_one_tensor(void **state)
 {
     struct fixture f;
@@ -371,6 +391,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         in_dir(a_strength_that_vanishes_in_f32_is_said),
+        in_dir(options_of_an_older_header_are_understood),
         in_dir(panels_of_any_shape_are_pieces_of_one_tensor),
         in_dir(the_base_view_shows_the_bytes_of_the_file),
         in_dir(C1_a_thousand_cycles_later_the_base_is_the_base),
