@@ -474,8 +474,8 @@ struct pf_engine_opts {
     const char *cache_dir; /* NULL: $PAGEFLIP_CACHE, else $XDG_CACHE_HOME/pageflip; "off": none */
     uint64_t cache_budget_bytes; /* 0: a quarter of the free space */
     uint64_t host_memory_bytes;  /* 0: what the system and its control groups leave */
-    uint32_t
-        n_resident_layers; /* private copies, reported apart; PF_E_NOMEM when they take more than is available */
+    /* Private copies, reported apart. PF_E_NOMEM when they take more than is available. */
+    uint32_t n_resident_layers;
     uint32_t n_threads;      /* of the builder; 0: half of the CPUs that this process may use */
     int64_t build_delay_ms;  /* 0: 2000; negative: never build in the background */
     const char *system_root; /* where proc and sys are looked for; NULL: "/". For tests */

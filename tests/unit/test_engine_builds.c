@@ -5,6 +5,7 @@
 #include "engine_fixture.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -131,6 +132,35 @@ static void what_does_not_last_is_not_built(void **state)
     assert_int_equal(g.n_calls, 0);
     assert_int_equal(s.n_builds, 0);
     assert_int_equal(s.cache_bytes, 0);
+    close_engine(&f);
+}
+
+static bool look_at_priority(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    int *nice = ctx;
+    (void)what;
+    (void)done;
+    (void)total;
+    *nice = getpriority(PRIO_PROCESS, 0); /* of this thread */
+    return true;
+}
+
+/* Where both want a CPU, the reader has it. */
+static void the_builder_is_less_urgent_than_readers(void **state)
+{
+    struct fixture f;
+    int nice = -1;
+    pf_error err;
+    open_engine(state, &f,
+                (struct pf_engine_opts){.build_delay_ms = NEVER_MS,
+                                        .n_threads = 1,
+                                        .progress = look_at_priority,
+                                        .progress_ctx = &nice});
+    set_one(&f, "noto", 1, NULL);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
+    assert_int_equal(n_builds(&f), 1);
+    assert_true(nice >= 10);
+    assert_true(nice > getpriority(PRIO_PROCESS, 0) || nice == 19);
     close_engine(&f);
 }
 
@@ -684,6 +714,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         in_dir(a_composition_that_lasted_is_built),
         in_dir(what_does_not_last_is_not_built),
+        in_dir(the_builder_is_less_urgent_than_readers),
         in_dir(three_generations_are_worth_a_build),
         in_dir(layers_tell_how_far_a_build_is),
         in_dir(a_rate_holds_a_build_back),

@@ -4,7 +4,10 @@
  */
 #include "model_testing.h"
 
+#include <stdatomic.h>
+
 #include "base/proc.h"
+#include "view/view.h"
 
 enum { VALUES = 3 * 32 * 32, STEPS = 2 };
 
@@ -94,6 +97,47 @@ static void report_counts_weights_and_memory(void **state)
     assert_in_range(many.activation_bytes, 14 * 6 * 64 * 128 * 4, 16 * 6 * 64 * 128 * 4);
     assert_in_range(many.peak_anon_bytes, 1, n_before + many.activation_bytes + (64 << 20));
     assert_true(one.seconds > 0.0);
+}
+
+/* Whole pages of a layer's tensors: the edges belong to neighbours too. */
+static uint64_t whole_pages(const struct pf_checkpoint *ckpt, uint32_t i_layer)
+{
+    const struct ckpt_layer *layer = &ckpt->layers[i_layer];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), n = 0;
+    for (uint32_t i = layer->i_tensor0; i < layer->i_tensor0 + layer->n_tensors; i++) {
+        uint64_t begin = ((uintptr_t)ckpt->tensors[i].p + page - 1) / page,
+                 end = ((uintptr_t)ckpt->tensors[i].p + ckpt->tensors[i].n_bytes) / page;
+        n += end > begin ? (end - begin) * page : 0;
+    }
+    return n;
+}
+
+/* Every block that is not kept, once per pass; it is read again from the file, and is the same. */
+static void what_is_not_kept_is_dropped_behind_each_pass(void **state)
+{
+    static uint8_t kept[3 * VALUES], dropped[3 * VALUES];
+    const uint32_t classes[3] = {1, 2, 3};
+    const struct pf_generate_opts opts = {
+        .size = sizeof opts, .n_images = 3, .classes = classes, .n_steps = STEPS, .batch = 2};
+    struct drawn d;
+    uint64_t n_pass = 0;
+    pf_error err = {0};
+    (void)state;
+    drawn_open(&d, BUNDLED, 2);
+    struct stream_policy *policy = policy_new(d.ckpt->n_layers);
+    assert_non_null(policy);
+    for (uint32_t i = 0; i < d.ckpt->n_layers; i++) {
+        policy->is_kept[i] = d.ckpt->layers[i].is_stem || i % 3 == 0;
+        n_pass += policy->is_kept[i] ? 0 : whole_pages(d.ckpt, i);
+    }
+    assert_ok(pf_generate(d.model, d.view, &opts, NULL, kept, NULL, &err), &err);
+    view_set_policy(d.view, policy);
+    assert_ok(pf_generate(d.model, d.view, &opts, NULL, dropped, NULL, &err), &err);
+    assert_true(n_pass > 1000000);
+    assert_int_equal(atomic_load(&policy->n_bytes_dropped), 2 * STEPS * n_pass);
+    assert_memory_equal(kept, dropped, sizeof kept);
+    policy_unref(policy);
+    drawn_close(&d);
 }
 
 struct stop {
@@ -211,6 +255,7 @@ int main(void)
         cmocka_unit_test(unguided_pictures_do_not_depend_on_batch),
         cmocka_unit_test(pixels_are_clamped_samples),
         cmocka_unit_test(report_counts_weights_and_memory),
+        cmocka_unit_test(what_is_not_kept_is_dropped_behind_each_pass),
         cmocka_unit_test(progress_counts_layers_and_cancels),
         cmocka_unit_test(one_generation_at_a_time),
         cmocka_unit_test(refuses_bad_requests),
