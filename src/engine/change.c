@@ -177,16 +177,18 @@ int pf_engine_set(struct pf_engine *e, const struct pf_engine_lora *loras, size_
                   const char *targets, const struct pf_change_opts *opts,
                   struct pf_change_report *out_report, pf_error *err)
 {
+    struct pf_change_opts o;
     struct change c;
     struct pf_view *view = NULL;
     if (n_loras > 0 && !loras)
         return err_set(err, PF_E_INVALID, "%zu adapters are announced and none is given", n_loras);
+    opts_read(&o, sizeof o, opts);
     pthread_mutex_lock(&e->mu);
     int rc = change_begin(&c, e, targets, out_report != NULL, err);
-    c.merge_dtype = opts ? opts->merge_dtype : PF_MERGE_BASE;
-    c.allow_unmatched = opts && opts->allow_unmatched;
-    if (opts && opts->way != PF_WAY_AUTO)
-        c.way = opts->way;
+    c.merge_dtype = o.merge_dtype;
+    c.allow_unmatched = o.allow_unmatched;
+    if (o.way != PF_WAY_AUTO)
+        c.way = o.way;
     if (rc == PF_OK && (c.way < PF_WAY_AUTO || c.way > PF_WAY_INPLACE))
         rc = err_set(err, PF_E_INVALID, "way %d is none of auto, overlay, stream, inplace", c.way);
     for (uint32_t i = 0; rc == PF_OK && i < e->ckpt->n_components; i++)

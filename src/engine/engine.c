@@ -124,9 +124,8 @@ static int init_sync(struct pf_engine *e)
 int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts,
                    struct pf_engine **out_engine, pf_error *err)
 {
-    struct pf_engine_opts o = {.size = sizeof o};
-    if (opts) /* a caller that was built with an older header knows fewer options */
-        memcpy(&o, opts, opts->size && opts->size < sizeof o ? opts->size : sizeof o);
+    struct pf_engine_opts o;
+    opts_read(&o, sizeof o, opts);
     if (o.way < PF_WAY_AUTO || o.way > PF_WAY_INPLACE)
         return err_set(err, PF_E_INVALID, "way %d is none of auto, overlay, stream, inplace",
                        o.way);

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "base/mem.h"
+#include "base/opts.h"
 #include "base/pool.h"
 #include "base/proc.h"
 #include "overlay/overlay.h"

@@ -24,13 +24,14 @@ int pf_engine_view_of(struct pf_engine *e, const struct pf_engine_lora *loras, s
                       const struct pf_change_opts *opts, struct pf_view **out_view, pf_error *err)
 {
     uint32_t n = e->ckpt->n_components;
-    struct pf_composition_opts co = {.size = sizeof co,
-                                     .allow_unmatched = opts && opts->allow_unmatched,
-                                     .merge_dtype = opts ? opts->merge_dtype : PF_MERGE_BASE};
+    struct pf_change_opts o;
     struct pf_composition *comp = NULL;
     struct served *s = NULL;
     if (n_loras > 0 && !loras)
         return err_set(err, PF_E_INVALID, "%zu adapters are announced and none is given", n_loras);
+    opts_read(&o, sizeof o, opts);
+    const struct pf_composition_opts co = {
+        .size = sizeof co, .allow_unmatched = o.allow_unmatched, .merge_dtype = o.merge_dtype};
     pthread_mutex_lock(&e->mu);
     struct target_state *targets = mem_calloc(n, sizeof *targets);
     int rc = targets ? PF_OK : err_nomem(err, n * sizeof *targets, "targets");
@@ -41,7 +42,7 @@ int pf_engine_view_of(struct pf_engine *e, const struct pf_engine_lora *loras, s
     if (rc == PF_OK)
         rc = targets_compose(e->ckpt, targets, &co, &comp, err);
     if (rc == PF_OK)
-        rc = serve(e, comp, opts ? opts->way : PF_WAY_AUTO, &s, err);
+        rc = serve(e, comp, o.way, &s, err);
     if (rc == PF_OK) {
         view_ref(s->view);
         *out_view = s->view;
