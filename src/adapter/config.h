@@ -31,6 +31,7 @@ struct ad_config {
     enum ad_peft type;
     double r, alpha; /* defaults 8 and 8 */
     bool use_rslora, fan_in_fan_out;
+    bool is_used; /* speaks of a module of the file: set by scale.c */
     struct ad_patterns ranks, alphas;
     struct str *targets; /* target_modules when it is a list */
     size_t n_targets;

@@ -138,8 +138,14 @@ static void remark_targets(struct pf_adapter *a, const struct ad_config *cfg)
 
 static void remark_file(struct pf_adapter *a)
 {
-    for (size_t i = 0; i < a->n_configs; i++)
-        remark_targets(a, &a->configs[i]);
+    for (size_t i = 0; i < a->n_configs; i++) {
+        const struct ad_config *cfg = &a->configs[i];
+        if (!cfg->is_used && cfg->component.n > 0) /* a scale that was meant for something */
+            notes_addf(&a->notes, "warning: %s speaks of '%s', and the file has no module of it",
+                       cfg->what, cfg->component.p);
+        else
+            remark_targets(a, cfg);
+    }
     for (size_t i = 0; i < a->n_modules; i++) {
         const struct ad_module *m = &a->modules[i];
         if (family_is_block_diagonal(a, m))

@@ -236,6 +236,7 @@ static int scale_one(struct gather *g)
     g->has_first = false;
     for (size_t i = 0; i < g->a->n_configs; i++)
         if (config_covers(&g->a->configs[i], m)) {
+            g->a->configs[i].is_used = true;
             int rc = add_config(g, &g->a->configs[i]);
             if (rc != PF_OK)
                 return rc;

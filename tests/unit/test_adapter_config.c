@@ -233,6 +233,21 @@ static void a_component_without_metadata_is_silent(void **state)
                              "lora_adapter_metadata", "{\"unet.r\":4,\"unet.lora_alpha\":6}"),
               &b.err);
     assert_non_null(adapter_note_with(&b, "1 of 2 modules"));
+    assert_null(adapter_note_with(&b, "speaks of"));
+    release(&b);
+}
+
+static void metadata_of_a_component_that_the_file_lacks_is_remarked(void **state)
+{
+    struct built b = {0};
+    assert_ok(
+        open_file_meta(&b, state,
+                       specs("transformer.x.lora_A.weight 4,6", "transformer.x.lora_B.weight 4,4"),
+                       "lora_adapter_metadata", "{\"unet.r\":4,\"unet.lora_alpha\":6}"),
+        &b.err);
+    assert_non_null(
+        adapter_note_with(&b, "warning: lora_adapter_metadata speaks of 'unet', and the file has"));
+    assert_non_null(adapter_note_with(&b, "scale 1 is assumed"));
     release(&b);
 }
 
@@ -348,6 +363,7 @@ int main(void)
         in_dir(lora_adapter_metadata_is_read_plain_and_prefixed),
         in_dir(metadata_of_another_layout_is_refused_rather_than_read_as_defaults),
         in_dir(a_component_without_metadata_is_silent),
+        in_dir(metadata_of_a_component_that_the_file_lacks_is_remarked),
         in_dir(missing_targets_are_remarked),
         in_dir(fields_that_change_the_meaning_are_refused_by_name),
         in_dir(fields_that_ask_for_nothing_are_fine),
