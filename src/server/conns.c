@@ -85,6 +85,8 @@ static bool may_go(const struct conn *conn, uint64_t now)
     bool is_between = conn->phase == CONN_HEADERS || conn->phase == CONN_IDLE;
     enum inbox inbox;
 
+    if (conn->phase == CONN_DOOR) /* what has come is not whole: it would not be there */
+        return !conn->is_down && now - conn->t_born_ns >= YOUNG_NS;
     if ((!is_between && conn->phase != CONN_BODY) || conn->is_down)
         return false;
     inbox = look_into(conn);
@@ -196,6 +198,12 @@ void conns_free(struct conns *c)
     }
     if (c->fd_epoll >= 0)
         (void)close(c->fd_epoll);
+    while (c->first) { /* let in while the library was being stopped */
+        struct conn *next = c->first->next;
+
+        mem_free(c->first);
+        c->first = next;
+    }
     (void)pthread_mutex_destroy(&c->mu);
     mem_free(c);
 }
@@ -219,7 +227,7 @@ static uint64_t deadline(const struct conns *c, enum conn_phase phase)
 {
     uint32_t ms = 0;
 
-    if (phase == CONN_HEADERS)
+    if (phase == CONN_DOOR || phase == CONN_HEADERS)
         ms = c->opts.headers_ms;
     else if (phase == CONN_BODY)
         ms = c->opts.body_ms;
@@ -240,7 +248,7 @@ struct conn *conns_add(struct conns *c, int fd)
     (void)pthread_mutex_lock(&c->mu);
     conn->i_conn = ++c->n_ever;
     conn->t_born_ns = clock_ns();
-    conn->t_deadline_ns = deadline(c, CONN_HEADERS);
+    conn->t_deadline_ns = deadline(c, CONN_DOOR);
     conn->prev = c->last;
     *(c->last ? &c->last->next : &c->first) = conn;
     c->last = conn;

@@ -12,9 +12,10 @@ struct conns;
 struct conn;
 
 enum conn_phase {
-    CONN_HEADERS, /* opened, nothing whole has come */
+    CONN_DOOR,    /* opened, nothing whole has come: the door looks into the socket (door.h) */
+    CONN_HEADERS, /* the HTTP library has it, and has not read the headers */
     CONN_BODY,    /* headers have come, the body has not */
-    CONN_WORKING, /* the server's turn: no deadline */
+    CONN_WORKING, /* the server's turn, or on its way from the door: no deadline, never shut down */
     CONN_REPLY,   /* an answer of known length is on its way */
     CONN_STREAM,  /* an answer without end: no deadline */
     CONN_IDLE,    /* between requests */

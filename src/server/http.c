@@ -1,6 +1,7 @@
 /*
- * The wrapper: one polling thread of libmicrohttpd (epoll), which parses headers and moves bytes; this file decides what is refused,
- * collects bodies within bounds, suspends a connection while its request is worked on, and hands the answer over when it is there.
+ * The wrapper: one polling thread of libmicrohttpd (epoll), which parses headers and moves bytes; this file takes connections over from
+ * the door, decides what is refused, collects bodies within bounds, suspends a connection while its request is worked on, and hands the
+ * answer over when it is there.
  *
  * Lock order: mu, then the connection table's. The library's own locks are innermost.
  */
@@ -15,19 +16,22 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/proc.h"
 #include "server/conns.h"
+#include "server/door.h"
 
 #define STREAM_BLOCK_BYTES 16384
 #define N_DISCARD_FACTOR   16 /* a refused body is read and dropped up to this many times the limit */
-#define N_HEADERS_MAX      64
+#define N_POOL_FACTOR                                                                              \
+    4 /* of the header limit: a head, what the library makes of it, and its answer's */
 
 struct http {
     struct MHD_Daemon *daemon;
+    struct door *door;
     struct http_opts opts;
     struct conns *conns;
     pthread_mutex_t mu; /* guards is_ready and is_suspended of every request */
@@ -185,29 +189,11 @@ const char *http_header(const struct http_request *req, const char *name)
     return MHD_lookup_connection_value(req->priv->mhd, MHD_HEADER_KIND, name);
 }
 
-/* What the headers of one request add up to. */
+/* The headers of a request, and where the last one ends in the library's buffer. */
 struct header_scan {
-    const char *wrong; /* NULL: fine */
-    const char *end;   /* one past the last value, in the library's buffer */
-    size_t n, n_bytes;
-    unsigned n_length, n_coding, n_host, n_origin, n_key, n_type, n_id;
+    struct head head;
+    const char *end;
 };
-
-static bool is_token(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (p[i] <= ' ' || p[i] == 0x7f || strchr("()<>@,;:\\\"/[]?={}", p[i]))
-            return false;
-    return n > 0;
-}
-
-static bool is_text(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)p[i] < ' ' ? p[i] != '\t' : p[i] == 0x7f)
-            return false;
-    return true;
-}
 
 /*
  * The library ends each value at its first NUL. A NUL that the client sent is found by what follows it: values lie in the order of
@@ -217,34 +203,14 @@ static bool is_text(const char *p, size_t n)
 static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const char *name,
                                    size_t n_name, const char *value, size_t n_value)
 {
-    static const struct {
-        const char *name;
-        size_t off;
-    } single[] = {
-        {"Content-Length", offsetof(struct header_scan, n_length)},
-        {"Transfer-Encoding", offsetof(struct header_scan, n_coding)},
-        {"Host", offsetof(struct header_scan, n_host)},
-        {"Origin", offsetof(struct header_scan, n_origin)},
-        {"Authorization", offsetof(struct header_scan, n_key)},
-        {"Content-Type", offsetof(struct header_scan, n_type)},
-        {"X-Request-Id", offsetof(struct header_scan, n_id)},
-    };
     struct header_scan *s = cls;
 
     (void)kind;
-    if (!is_token(name, n_name))
-        s->wrong = "a header name with a character that names cannot have";
-    else if (!value || !is_text(value, n_value))
-        s->wrong = "a header value with a control character";
-    else if (s->end && name != s->end + 1 && name != s->end + 2)
-        s->wrong = "a header with a NUL in it, or folded over lines";
+    head_add(&s->head, (struct str){name, n_name}, (struct str){value ? value : "", n_value});
+    if (!value || (s->end && name != s->end + 1 && name != s->end + 2))
+        s->head.wrong = "a header with a NUL in it, or folded over lines";
     s->end = value ? value + n_value : NULL;
-    s->n++;
-    s->n_bytes += n_name + n_value + 4;
-    for (size_t i = 0; i < PF_COUNTOF(single); i++)
-        if (!strcasecmp(name, single[i].name))
-            ++*(unsigned *)(void *)((char *)s + single[i].off);
-    return s->wrong ? MHD_NO : MHD_YES;
+    return s->head.wrong ? MHD_NO : MHD_YES;
 }
 
 /* After the last value: its line end, then the empty line, all zeroed by the library. */
@@ -259,37 +225,6 @@ static bool is_end_plain(const struct http_private *p, const struct header_scan 
         return true;
     end = method + info->header_size;
     return end > s->end && end - s->end >= 2 && end - s->end <= 4;
-}
-
-static bool is_small_number(const char *z)
-{
-    uint64_t n;
-
-    return str_to_u64(str_of(z), &n) && n < (uint64_t)1 << 62;
-}
-
-static const char *check_framing(const struct http_request *req, const struct header_scan *s)
-{
-    const char *length = http_header(req, "Content-Length"),
-               *coding = http_header(req, "Transfer-Encoding");
-
-    if (s->n_length > 1)
-        return "more than one Content-Length";
-    if (s->n_coding > 1)
-        return "more than one Transfer-Encoding";
-    if (s->n_length && s->n_coding)
-        return "both Content-Length and Transfer-Encoding";
-    if (coding && strcasecmp(coding, "chunked") != 0)
-        return "a Transfer-Encoding that is not 'chunked'";
-    if (coding && req->priv->is_http10)
-        return "Transfer-Encoding in HTTP/1.0";
-    if (length && !is_small_number(length))
-        return "a Content-Length that is no number";
-    if (s->n_host > 1 || s->n_origin > 1 || s->n_key > 1 || s->n_type > 1 || s->n_id > 1)
-        return "a header twice that may come once";
-    if (!s->n_host && !req->priv->is_http10)
-        return "no Host";
-    return NULL;
 }
 
 static bool is_id(const char *z)
@@ -320,33 +255,25 @@ static bool refuse(struct http_request *req, int status, const char *code, const
 /* Refusals after which the rest of the connection cannot be trusted: answered at once, and closed. */
 static bool refuse_framing(struct http_request *req, const char *method)
 {
-    struct http *h = req->priv->http;
-    struct header_scan s = {0};
-    const char *id, *why;
-    char text[160];
+    struct header_scan s = {.head.is_http10 = req->priv->is_http10};
+    struct head_refusal why = {0};
+    const char *id;
 
     (void)MHD_get_connection_values_n(req->priv->mhd, MHD_HEADER_KIND, scan_header, &s);
-    why = s.wrong;
-    if (!why && !is_end_plain(req->priv, &s, method))
-        why = "a header with a NUL in it, or folded over lines";
-    if (!why && (s.n > N_HEADERS_MAX || s.n_bytes > h->opts.n_header_max)) {
-        (void)snprintf(text, sizeof(text),
-                       "the headers are %zu bytes in %zu lines; %zu in %d are accepted", s.n_bytes,
-                       s.n, h->opts.n_header_max, N_HEADERS_MAX);
-        return refuse(req, 431, "headers_too_large", text);
+    if (!s.head.wrong && !is_end_plain(req->priv, &s, method))
+        s.head.wrong = "a header with a NUL in it, or folded over lines";
+    if (!head_is_refused(&s.head, req->priv->http->opts.n_header_max, &why)) {
+        if (req->priv->has_nul)
+            head_refuse(&why, 400, "bad_request",
+                        "the request has a NUL or more than one space in its first line");
+        else if (req->priv->is_path_cut)
+            head_refuse(&why, 414, "path_too_long", "the path has more than %d bytes",
+                        HTTP_PATH_MAX - 1);
+        else if (req->path[0] != '/')
+            head_refuse(&why, 400, "bad_request", "the request has a target that is no path");
     }
-    if (!why)
-        why = check_framing(req, &s);
-    if (!why && req->priv->has_nul)
-        why = "a NUL or more than one space in its first line";
-    if (!why && req->priv->is_path_cut)
-        return refuse(req, 414, "path_too_long", "the path is too long");
-    if (!why && req->path[0] != '/')
-        why = "a target that is no path";
-    if (why) {
-        (void)snprintf(text, sizeof(text), "the request has %s", why);
-        return refuse(req, 400, "bad_request", text);
-    }
+    if (why.status)
+        return refuse(req, why.status, why.code, why.text);
     id = http_header(req, "X-Request-Id");
     if (id && !is_id(id))
         return refuse(req, 400, "bad_request_id",
@@ -393,7 +320,7 @@ static void fill(struct http *h, struct http_request *req, const char *url, cons
 
     p->is_begun = true;
     p->conn = info ? info->socket_context : NULL;
-    p->is_http10 = strcmp(version, "HTTP/1.1") != 0;
+    p->is_http10 = !strcmp(version, "HTTP/1.0");
     p->has_nul = version != p->uri_end || p->uri != method + strlen(method) + 1;
     req->t_start_ns = clock_ns();
     (void)snprintf(req->method, sizeof(req->method), "%s", method);
@@ -545,6 +472,68 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mhd, const ch
 
 /* ------------------------------------------------------------------------------------- start and stop */
 
+/* How a connection's entry in the table gets through the library: as the address of the client, which it keeps and does not read
+   further than the family. */
+struct pass {
+    sa_family_t family;
+    struct conn *conn;
+};
+
+static void let_in(void *ctx, int fd, struct conn *conn)
+{
+    struct http *h = ctx;
+    struct sockaddr_storage local;
+    socklen_t n = sizeof(local);
+    struct pass pass = {.conn = conn};
+
+    if (!getsockname(fd, (struct sockaddr *)&local, &n))
+        pass.family = local.ss_family;
+    conns_phase(h->conns, conn, CONN_WORKING); /* the descriptor may be closed from here on */
+    if (MHD_add_connection(h->daemon, fd, (const struct sockaddr *)(const void *)&pass,
+                           sizeof(pass)) != MHD_YES)
+        conns_remove(h->conns, conn);
+}
+
+static const char *status_line(int status)
+{
+    switch (status) {
+    case 414:
+        return "414 URI Too Long";
+    case 431:
+        return "431 Request Header Fields Too Large";
+    default:
+        return "400 Bad Request";
+    }
+}
+
+/* The answer to a head that the library never saw. */
+static void refuse_at_door(void *ctx, const struct head_refusal *why, struct strbuf *out)
+{
+    struct http *h = ctx;
+    const struct http_handlers *on = &h->opts.handlers;
+    struct http_request *req = mem_calloc(1, sizeof(*req));
+    struct http_response r = {0};
+
+    if (!req)
+        return;
+    make_id(h, req);
+    (void)snprintf(req->method, sizeof(req->method), "-");
+    (void)snprintf(req->path, sizeof(req->path), "-");
+    req->t_start_ns = clock_ns();
+    on->refuse(on->ctx, req, why->status, why->code, why->text, &r);
+    strbuf_addf(out, "HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %zu\r\n",
+                status_line(r.status), r.body.n);
+    if (r.content_type)
+        strbuf_addf(out, "Content-Type: %s\r\n", r.content_type);
+    for (size_t i = 0; i < r.n_headers; i++)
+        strbuf_addf(out, "%s: %s\r\n", r.headers[i].name, r.headers[i].value);
+    strbuf_addf(out, "X-Request-Id: %s\r\nX-Content-Type-Options: nosniff\r\n\r\n", req->id);
+    strbuf_add(out, r.body.p, r.body.n);
+    on->end(on->ctx, req, r.status, r.body.n);
+    http_response_release(&r);
+    mem_free(req);
+}
+
 static void on_connection(void *cls, struct MHD_Connection *mhd, void **socket_ctx,
                           enum MHD_ConnectionNotificationCode what)
 {
@@ -552,9 +541,12 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **socket_c
 
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
-            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        struct pass pass;
 
-        *socket_ctx = info ? conns_add(h->conns, info->connect_fd) : NULL;
+        memcpy(&pass, info->client_addr, sizeof(pass));
+        *socket_ctx = pass.conn;
+        conns_phase(h->conns, pass.conn, CONN_HEADERS);
     } else {
         conns_remove(h->conns, *socket_ctx);
         *socket_ctx = NULL;
@@ -583,9 +575,9 @@ static int start_daemon(struct http *h, pf_error *err)
 {
     struct MHD_OptionItem items[] = {
         {MHD_OPTION_EXTERNAL_LOGGER, (intptr_t)on_log, NULL},
-        {MHD_OPTION_LISTEN_SOCKET, h->opts.fd_listen, NULL},
         {MHD_OPTION_CONNECTION_LIMIT, h->opts.n_connections_max, NULL},
-        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, (intptr_t)(2 * h->opts.n_header_max), NULL},
+        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, (intptr_t)(N_POOL_FACTOR * h->opts.n_header_max),
+         NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, h->opts.reply_ms / 1000 + 1, NULL},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
@@ -594,8 +586,8 @@ static int start_daemon(struct http *h, pf_error *err)
         {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
         {MHD_OPTION_END, 0, NULL},
     };
-    unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_NO_LISTEN_SOCKET |
+                     MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC | MHD_USE_ERROR_LOG;
 
     errno = 0;
     h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_access, h, MHD_OPTION_ARRAY, items,
@@ -603,6 +595,19 @@ static int start_daemon(struct http *h, pf_error *err)
     if (!h->daemon)
         return err_sys(err, errno ? errno : EINVAL, "HTTP server cannot start");
     return PF_OK;
+}
+
+static int open_door(struct http *h, pf_error *err)
+{
+    struct door_opts door_opts = {.fd_listen = h->opts.fd_listen,
+                                  .n_connections_max = h->opts.n_connections_max,
+                                  .n_header_max = h->opts.n_header_max,
+                                  .conns = h->conns,
+                                  .let_in = let_in,
+                                  .refuse = refuse_at_door,
+                                  .ctx = h};
+
+    return door_new(&door_opts, &h->door, err);
 }
 
 int http_start(const struct http_opts *opts, struct http **out_http, pf_error *err)
@@ -625,8 +630,12 @@ int http_start(const struct http_opts *opts, struct http **out_http, pf_error *e
     *out_http = h; /* before the first request, which may ask for it */
     if (!rc)
         rc = start_daemon(h, err);
+    if (!rc)
+        rc = open_door(h, err);
     if (rc) {
         *out_http = NULL;
+        if (h->daemon)
+            MHD_stop_daemon(h->daemon);
         conns_free(h->conns);
         (void)pthread_mutex_destroy(&h->mu);
         mem_free(h);
@@ -639,6 +648,7 @@ void http_stop(struct http *h)
 {
     if (!h)
         return;
+    door_free(h->door);
     MHD_stop_daemon(h->daemon);
     conns_free(h->conns);
     (void)pthread_mutex_destroy(&h->mu);
