@@ -16,7 +16,9 @@
  *               of which take NULL. A returned `const char *` or `const void *` is borrowed from the first argument.
  *   errors      functions return PF_OK (0) or a negative PF_E_* and fill `err` when it is not NULL. Outputs are
  *               written only on success. There is no global error state and errno is not part of any contract.
- *   options     `struct pf_*_opts` starts with `size = sizeof(struct)`; zero means default; NULL means all defaults.
+ *   options     `struct pf_*_opts` starts with `size = sizeof(struct)`; zero means default; NULL means all defaults. What the
+ *               shorter struct of an older header has not is default too.
+ *   indices     count from 0. Past the end a getter says so by its answer: NULL, false, -1, or a struct of zeros.
  *   threads     objects are immutable after they are opened and may be shared by threads, except where the
  *               comment says "one thread": pf_reader is the one that matters.
  */
@@ -31,6 +33,7 @@
 extern "C" {
 #endif
 
+/* Of this header; pf_version() is the library's. Within a major version the header only grows. */
 #define PF_VERSION_MAJOR  0
 #define PF_VERSION_MINOR  1
 #define PF_VERSION_PATCH  0
@@ -78,8 +81,9 @@ typedef struct pf_error {
     char msg[4080];
 } pf_error;
 
-/* "PF_E_FORMAT" becomes "format"; never NULL. */
+/* PF_E_FORMAT is "format"; "unknown" for what is no code. Never NULL. */
 PF_API const char *pf_error_name(int code);
+/* "0.1.0", of the library that runs. */
 PF_API const char *pf_version(void);
 
 /* ----------------------------------------------------------------------------------------------- dtypes */
@@ -128,6 +132,7 @@ struct pf_checkpoint_opts {
     uint32_t flags; /* none yet */
 };
 
+/* The most dimensions that a tensor may have. */
 #define PF_MAX_RANK 8
 
 struct pf_tensor_info {
@@ -171,12 +176,15 @@ struct pf_checkpoint_info {
 /* PF_E_NOTFOUND, PF_E_FORMAT, PF_E_UNSUPPORTED (.bin, .ckpt, .pt, .gguf: refused by name, with a hint). */
 PF_API int pf_checkpoint_open(const char *path, const struct pf_checkpoint_opts *opts,
                               struct pf_checkpoint **out_ckpt, pf_error *err);
-/* Drops one reference; views and compositions hold their own */
+/* Drops one reference; views, compositions, models and engines hold their own. */
 PF_API void pf_checkpoint_close(struct pf_checkpoint *ckpt);
+/* What it is, and how much: the counts bound the indices of the getters below. */
 PF_API void pf_checkpoint_info(const struct pf_checkpoint *ckpt,
                                struct pf_checkpoint_info *out_info);
+/* Component i; components are sorted by name. */
 PF_API void pf_checkpoint_component(const struct pf_checkpoint *ckpt, uint32_t i,
                                     struct pf_component_info *out_info);
+/* Layer i of the whole checkpoint: component after component, each one's stem first, then its blocks in natural order. */
 PF_API void pf_checkpoint_layer(const struct pf_checkpoint *ckpt, uint32_t i,
                                 struct pf_layer_info *out_info);
 /* Tensors are sorted by (component, layer, file offset): walking them in order streams the files. */
@@ -201,7 +209,7 @@ struct pf_adapter_info {
     const char *dialect; /* "peft", "diffusers", "kohya", "native", "raw", "mixed" */
     const char *dtypes;  /* "F16" or "BF16,F32" */
     const char *digest;  /* 32 hex digits */
-    uint32_t n_modules;  /* distinct targets as spelled in the file */
+    uint32_t n_modules;  /* changes as spelled in the file: what pf_adapter_module lists */
     uint32_t n_keys;     /* tensors in the file */
     uint32_t rank_min, rank_max;
     double scale_min, scale_max; /* alpha / rank as the file says */
@@ -223,11 +231,14 @@ struct pf_adapter_module {
  * PF_E_CONFLICT (two spellings of one tensor); PF_E_NONFINITE.
  */
 PF_API int pf_adapter_open(const char *path, struct pf_adapter **out_adapter, pf_error *err);
+/* Drops one reference; compositions and engines hold their own. */
 PF_API void pf_adapter_close(struct pf_adapter *adapter);
+/* What the file is, as far as it says so without a base. */
 PF_API void pf_adapter_info(const struct pf_adapter *adapter, struct pf_adapter_info *out_info);
+/* Module i, in natural order of names; one that changes a weight and a bias comes twice. Past the end name and kind are "". */
 PF_API void pf_adapter_module(const struct pf_adapter *adapter, uint32_t i,
                               struct pf_adapter_module *out_module);
-/* Training metadata in file order (`ss_*`, `modelspec.*`, ...); false past the end. Borrowed strings. */
+/* Training metadata in file order (keys that begin with "ss_" or "modelspec.", and others); false past the end. Borrowed strings. */
 PF_API bool pf_adapter_metadata(const struct pf_adapter *adapter, uint32_t i, const char **out_key,
                                 const char **out_value);
 /* Things worth telling a person ("no alpha and no config: scale 1 is assumed"); NULL past the end. */
@@ -273,12 +284,15 @@ struct pf_composition_info {
 PF_API int pf_composition_new(struct pf_checkpoint *ckpt, const struct pf_lora *loras,
                               size_t n_loras, const struct pf_composition_opts *opts,
                               struct pf_composition **out_comp, pf_error *err);
-PF_API void pf_composition_free(struct pf_composition *comp); /* drops one reference */
+/* Drops one reference; views hold their own. */
+PF_API void pf_composition_free(struct pf_composition *comp);
+/* Its digest, and what it changes. */
 PF_API void pf_composition_info(const struct pf_composition *comp,
                                 struct pf_composition_info *out_info);
 /* The i-th unmatched key, with the nearest base name (or NULL); false past the end. */
 PF_API bool pf_composition_unmatched(const struct pf_composition *comp, uint32_t i,
                                      const char **out_key, const char **out_nearest);
+/* Things worth telling a person, "FILE: text" or "FILE: warning: text"; NULL past the end. */
 PF_API const char *pf_composition_note(const struct pf_composition *comp, uint32_t i);
 /* Does the composition change tensor i of the checkpoint? */
 PF_API bool pf_composition_changes(const struct pf_composition *comp, uint32_t i_tensor);
@@ -290,6 +304,7 @@ struct pf_fidelity {
     double fraction_changed;
     uint64_t n_elements; /* looked at: all up to 2^20, else rows at a fixed stride */
 };
+/* Computed by the first call, which reads a part of the base, and remembered. PF_E_NOMEM, PF_E_TRUNCATED. */
 PF_API int pf_composition_fidelity(struct pf_composition *comp, struct pf_fidelity *out_fidelity,
                                    pf_error *err);
 
@@ -301,13 +316,17 @@ struct pf_view;
 /* comp NULL means the base. The view holds what it needs; ckpt and comp may be closed while it lives. */
 PF_API int pf_view_open(struct pf_checkpoint *ckpt, struct pf_composition *comp,
                         struct pf_view **out_view, pf_error *err);
+/* Drops one reference; readers hold their own. */
 PF_API void pf_view_release(struct pf_view *view);
+/* Of its composition: 32 hex digits. */
 PF_API const char *pf_view_digest(const struct pf_view *view);
 
 /* One thread's way into a view: scratch for merging, and the layer that it is in. One thread at a time. */
 struct pf_reader;
 
+/* Takes a reference to the view, and all the memory that reading will need. PF_E_NOMEM. */
 PF_API int pf_reader_new(struct pf_view *view, struct pf_reader **out_reader, pf_error *err);
+/* Leaves its layer first. */
 PF_API void pf_reader_free(struct pf_reader *reader);
 
 /*
@@ -327,16 +346,23 @@ struct pf_panel {
  * next layer, so that the bytes of one layer come from one place. Optional: a read outside any layer does this for itself.
  */
 PF_API int pf_reader_enter(struct pf_reader *reader, uint32_t i_layer, pf_error *err);
+/* Outside any layer it does nothing. */
 PF_API void pf_reader_leave(struct pf_reader *reader);
 
-/* No allocation and no lock. PF_E_RANGE, PF_E_INVALID (out too small), PF_E_TRUNCATED. */
+/*
+ * No allocation and no lock. PF_E_RANGE, PF_E_INVALID (out too small), PF_E_UNSUPPORTED (elements of less than a byte; PF_AS_F32 of another
+ * dtype than F32, F16 and BF16), PF_E_TRUNCATED.
+ */
 PF_API int pf_reader_read(struct pf_reader *reader, const struct pf_panel *panel, int32_t format,
                           void *out, size_t n_out_bytes, pf_error *err);
-/* The dtype of tensor i in this view: the base's, or F32 where merge_dtype f32 changes it. */
+/* The dtype of tensor i in this view: the base's, or F32 where merge_dtype f32 changes it; -1 past the end. */
 PF_API int32_t pf_view_dtype(const struct pf_view *view, uint32_t i_tensor);
 /* The tensor's mapped bytes when no arithmetic is needed, else NULL. Unaligned. Valid while the view lives. */
 PF_API const void *pf_view_map(const struct pf_view *view, uint32_t i_tensor);
-/* Writes the whole tensor, as this view shows it, into the caller's buffer: one panel of scratch. Exact. */
+/*
+ * Writes the whole tensor, as this view shows it, into the caller's buffer of exactly its size: one panel of scratch. Exact. PF_E_RANGE,
+ * PF_E_INVALID (another size), PF_E_UNSUPPORTED, PF_E_NOMEM, PF_E_TRUNCATED: the buffer then holds some of it.
+ */
 PF_API int pf_apply_into(struct pf_view *view, uint32_t i_tensor, void *buffer,
                          size_t n_buffer_bytes, pf_error *err);
 
@@ -396,9 +422,11 @@ struct pf_model_opts {
 /* PF_E_UNSUPPORTED for another _class_name, PF_E_NOTFOUND, PF_E_MISMATCH for tensors that disagree with the config. */
 PF_API int pf_model_open(struct pf_checkpoint *ckpt, const struct pf_model_opts *opts,
                          struct pf_model **out_model, pf_error *err);
+/* Not while it draws. */
 PF_API void pf_model_close(struct pf_model *model);
+/* Its sizes and defaults. */
 PF_API void pf_model_info(const struct pf_model *model, struct pf_model_info *out_info);
-/* NULL: no names, or past the end */
+/* "cat"; NULL where the class has no name, or past the end. */
 PF_API const char *pf_model_class_name(const struct pf_model *model, uint32_t i_class);
 /* The class that the words of a prompt pick ("a cat, please" -> 25). PF_E_NOTFOUND lists near matches. */
 PF_API int pf_model_find_class(const struct pf_model *model, const char *prompt,
@@ -429,18 +457,20 @@ struct pf_generate_report {
 
 /*
  * Draws n_images pictures with the weights of `view`. out_samples: n_images x channels x height x width f32 before
- * clamping, or NULL. out_rgb: n_images x height x width x 3, or NULL. One generation at a time per model.
+ * clamping, or NULL. out_rgb: n_images x height x width x 3, or NULL. One generation at a time per model, else PF_E_BUSY. PF_E_INVALID
+ * (a class, the view of another checkpoint), PF_E_RANGE, PF_E_NOMEM, PF_E_CANCELLED, PF_E_TRUNCATED: out then holds some of the pictures.
  */
 PF_API int pf_generate(struct pf_model *model, struct pf_view *view,
                        const struct pf_generate_opts *opts, float *out_samples, uint8_t *out_rgb,
                        struct pf_generate_report *out_report, pf_error *err);
 
-/* Pictures. A sheet lays n equal pictures out in n_cols columns, enlarged `zoom` times. */
+/* A picture of height x width x 3 bytes into a file, which appears whole. PF_E_INVALID, PF_E_RANGE, PF_E_IO, PF_E_NOSPACE. */
 PF_API int pf_png_write(const char *path, const uint8_t *rgb, uint32_t width, uint32_t height,
                         pf_error *err);
 /* The same bytes into memory. out NULL: *io_n_bytes becomes a size that suffices; else it is the room, and becomes the length. */
 PF_API int pf_png_encode(const uint8_t *rgb, uint32_t width, uint32_t height, uint8_t *out,
                          size_t *io_n_bytes, pf_error *err);
+/* n equal pictures, one behind the other in rgb, laid out in n_cols columns and enlarged `zoom` times. Errors as pf_png_write. */
 PF_API int pf_sheet_write(const char *path, const uint8_t *rgb, uint32_t n, uint32_t width,
                           uint32_t height, uint32_t n_cols, uint32_t zoom, pf_error *err);
 
@@ -526,20 +556,26 @@ PF_API int pf_engine_load(struct pf_engine *engine, const char *nickname, const 
 /* PF_E_BUSY while a view or a remembered composition uses it. */
 PF_API int pf_engine_unload(struct pf_engine *engine, const char *nickname, pf_error *err);
 
+/*
+ * targets: component, "a,b", or NULL / "all"; n_loras 0 leaves nothing on them. Errors as pf_composition_new, and PF_E_NOTFOUND (a nickname
+ * or target), PF_E_CHANGED and PF_E_TRUNCATED (files of base or adapters are not what was opened). out_report may be NULL, here and below.
+ */
 PF_API int pf_engine_set(struct pf_engine *engine, const struct pf_engine_lora *loras,
                          size_t n_loras, const char *targets, const struct pf_change_opts *opts,
                          struct pf_change_report *out_report, pf_error *err);
-/* PF_E_STATE when nothing is remembered for the targets. */
+/* PF_E_STATE when nothing is remembered for the targets, PF_E_INVALID when the factor is not finite; else as pf_engine_set. */
 PF_API int pf_engine_merge(struct pf_engine *engine, const char *targets, double factor,
                            struct pf_change_report *out_report, pf_error *err);
+/* Where nothing is on, nothing changes. Errors as pf_engine_set: what stays on other targets is composed anew. */
 PF_API int pf_engine_unmerge(struct pf_engine *engine, const char *targets,
                              struct pf_change_report *out_report, pf_error *err);
+/* As pf_engine_unmerge. */
 PF_API int pf_engine_deactivate(struct pf_engine *engine, const char *targets,
                                 struct pf_change_report *out_report, pf_error *err);
 
-/* The current view, or one for a composition of the caller's own beside it. Owned by caller: pf_view_release. Taking the current one
- * never waits. */
+/* The current view. Owned by caller: pf_view_release. Never NULL, never waits. */
 PF_API struct pf_view *pf_engine_view(struct pf_engine *engine);
+/* A view of a composition of the caller's own, beside the current one. Owned by caller: pf_view_release. Errors as pf_engine_set. */
 PF_API int pf_engine_view_of(struct pf_engine *engine, const struct pf_engine_lora *loras,
                              size_t n_loras, const struct pf_change_opts *opts,
                              struct pf_view **out_view, pf_error *err);
@@ -569,6 +605,7 @@ struct pf_engine_status {
     uint64_t n_merged_bytes; /* of all panels that this process merged, streamed or built */
     int32_t merge_dtype;     /* PF_MERGE_* of the composition */
 };
+/* Lists the cache directory and waits for a change that is being made: for once a second, not for every picture. */
 PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *out_status);
 
 struct pf_layer_status {
@@ -578,11 +615,13 @@ struct pf_layer_status {
     uint64_t n_merged_bytes;
     uint64_t n_built_bytes; /* of those, what an overlay holds or a running build has written */
 };
+/* Of layer i of the checkpoint under the current composition. PF_E_RANGE. */
 PF_API int pf_engine_layer_status(struct pf_engine *engine, uint32_t i_layer,
                                   struct pf_layer_status *out_status, pf_error *err);
 
 /* Called under the engine's change lock: copy what you need, call nothing of the engine. */
 typedef void (*pf_adapter_fn)(void *ctx, const char *nickname, const struct pf_adapter *adapter);
+/* Every adapter that is loaded. */
 PF_API void pf_engine_each_adapter(struct pf_engine *engine, pf_adapter_fn fn, void *ctx);
 /* An adapter on one component, as it was set. */
 struct pf_active_info {
@@ -592,7 +631,9 @@ struct pf_active_info {
     bool has_alpha; /* an alpha was given instead of the adapter's own */
     double alpha;
 };
+/* As pf_adapter_fn; what info points to is valid during the call. */
 typedef void (*pf_active_fn)(void *ctx, const struct pf_active_info *info);
+/* Every adapter of every target, acting or remembered. */
 PF_API void pf_engine_each_active(struct pf_engine *engine, pf_active_fn fn, void *ctx);
 
 /* ----------------------------------------------------------------------------------------- overlay cache */
@@ -639,12 +680,14 @@ struct pf_cache_clear_report {
     uint32_t n_evicted, n_left; /* left: in use */
     uint64_t n_bytes;
 };
+/* Takes out every entry that no process uses or builds. out_report may be NULL. */
 PF_API int pf_cache_clear(const char *cache_dir, struct pf_cache_clear_report *out_report,
                           pf_error *err);
 
 /* ---------------------------------------------------------------------------------------------- logging */
 
 enum { PF_LOG_ERROR = 0, PF_LOG_WARN = 1, PF_LOG_INFO = 2, PF_LOG_DEBUG = 3 };
+/* `line` has no newline. May be called by several threads at once, with locks of the library held: call nothing of it. */
 typedef void (*pf_log_fn)(void *ctx, int level, const char *line);
 /* Process-wide sink; NULL (the default) is silence. Call before other threads use the library. */
 PF_API void pf_log_set(pf_log_fn fn, void *ctx, int max_level);

@@ -306,6 +306,8 @@ static void refuses_panels_outside_of_tensors(void **state)
     pf_error err;
     (void)state;
     open_fixture(&f, PF_MERGE_BASE);
+    assert_int_equal(pf_view_dtype(f.view, UINT32_MAX), -1);
+    assert_null(pf_view_map(f.view, UINT32_MAX));
     const struct pf_panel bad[] = {
         {.i_tensor = f.i_tensor, .row0 = 512, .n_rows = 1},
         {.i_tensor = f.i_tensor, .row0 = -1, .n_rows = 1},
