@@ -83,6 +83,11 @@ static void add_choices(struct strbuf *b, const char *choices)
         strbuf_add(b, *choices == '|' ? " " : choices, 1);
 }
 
+static bool takes_path(const struct opt *opt)
+{
+    return opt->type == OPT_FILE || opt->type == OPT_FILES || opt->type == OPT_MODEL;
+}
+
 /* One case per option that takes a value: "merge:--merge-dtype) words='base f32' ;;". */
 static void bash_values(const struct command *cmd, const char *adapters, struct strbuf *b)
 {
@@ -101,7 +106,7 @@ static void bash_values(const struct command *cmd, const char *adapters, struct 
             strbuf_adds(b, "' ;;\n");
         } else if (opt->type == OPT_LORA) {
             strbuf_addf(b, "words='%s' files=1 ;;\n", adapters);
-        } else if (opt->type == OPT_FILE || opt->type == OPT_MODEL) {
+        } else if (takes_path(opt)) {
             strbuf_adds(b, "files=1 ;;\n");
         } else {
             strbuf_adds(b, ";;\n");
@@ -194,7 +199,7 @@ static void zsh_text(struct strbuf *b, const char *text)
 
 static void zsh_option(const struct opt *opt, struct strbuf *b)
 {
-    const char *star = opt->type == OPT_LORA ? "*" : "";
+    const char *star = opt_is_list(opt) ? "*" : "";
 
     strbuf_addf(b, " \\\n            '%s--%s%s[", star, opt->name, opt->arg ? "=" : "");
     zsh_text(b, opt->help);
@@ -207,7 +212,7 @@ static void zsh_option(const struct opt *opt, struct strbuf *b)
             strbuf_adds(b, ")");
         } else if (opt->type == OPT_LORA) {
             strbuf_adds(b, "_pageflip_adapters");
-        } else if (opt->type == OPT_FILE || opt->type == OPT_MODEL) {
+        } else if (takes_path(opt)) {
             strbuf_adds(b, "_files");
         }
     }

@@ -112,7 +112,7 @@ static struct json *opt_json(const struct opt *opt)
     json_set_z(it, "help", opt->help);
     json_set_z(it, "choices", opt->choices);
     json_set_bool(it, "required", opt->is_required);
-    json_set_bool(it, "repeatable", opt->type == OPT_LORA);
+    json_set_bool(it, "repeatable", opt_is_list(opt));
     return it;
 }
 

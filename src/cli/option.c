@@ -27,6 +27,11 @@ const struct opt common_opts[] = {
 };
 const size_t n_common_opts = PF_COUNTOF(common_opts);
 
+bool opt_is_list(const struct opt *opt)
+{
+    return opt->type == OPT_LORA || opt->type == OPT_TEXTS || opt->type == OPT_FILES;
+}
+
 const struct opt *command_opt(const struct command *cmd, size_t i)
 {
     if (i < cmd->n_opts)
@@ -152,7 +157,9 @@ static int store(const struct opt *opt, const char *text, int argc, char *args, 
             return err_set(err, PF_E_INVALID, "option '--%s' was given an empty text", opt->name);
         *(const char **)field = text;
         return PF_OK;
-    case OPT_LORA: {
+    case OPT_LORA:
+    case OPT_TEXTS:
+    case OPT_FILES: {
         struct arg_list *list = field;
 
         if (!list->v && !(list->v = mem_calloc((size_t)argc, sizeof(*list->v))))
@@ -276,7 +283,7 @@ int args_parse(const struct command *cmd, int argc, char **argv, void *args, pf_
             return bad_option(cmd, c, argv, err);
         while ((opt = command_opt(cmd, i)) && c != VAL_BASE + (int)i && c != opt->short_name)
             i++;
-        if (seen[i] && opt->type != OPT_LORA && opt->type != OPT_FLAG)
+        if (seen[i] && !opt_is_list(opt) && opt->type != OPT_FLAG)
             return err_set(err, PF_E_INVALID, "option '--%s' was given twice", opt->name);
         seen[i] = true;
         if ((rc = store(opt, optarg, argc, args, err)))
@@ -296,6 +303,6 @@ int args_parse(const struct command *cmd, int argc, char **argv, void *args, pf_
 void args_release(const struct command *cmd, void *args)
 {
     for (size_t i = 0; i < cmd->n_opts; i++)
-        if (cmd->opts[i].type == OPT_LORA)
+        if (opt_is_list(&cmd->opts[i]))
             mem_free(((struct arg_list *)(void *)((char *)args + cmd->opts[i].off))->v);
 }

@@ -17,6 +17,8 @@ enum opt_type {
     OPT_MODEL,  /* completed as a path */
     OPT_CHOICE, /* one of `choices` */
     OPT_LORA,   /* struct arg_list: a path or a bundled adapter's name, with its suffixes */
+    OPT_TEXTS,  /* struct arg_list: anything */
+    OPT_FILES,  /* the same, completed as a path */
     OPT_INT,    /* struct arg_int, between min and max */
     OPT_SIZE, /* struct arg_int: bytes, "512M" or "4GiB" in powers of 1024, "4GB" in powers of 1000 */
     OPT_REAL, /* struct arg_real, finite */
@@ -88,6 +90,8 @@ void args_release(const struct command *cmd, void *args);
 
 /* The nearest of n names to `word`, or NULL when none is near enough to be meant. */
 const char *near_name(const char *word, const char *const *names, size_t n);
+/* May it be given more than once? Its field is a list then. */
+bool opt_is_list(const struct opt *opt);
 /* The i-th option of a command, its own first, then the common ones; NULL past the end. */
 const struct opt *command_opt(const struct command *cmd, size_t i);
 

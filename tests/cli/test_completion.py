@@ -44,6 +44,9 @@ class Completion(Case):
         for option in ("--lora", "--model", "-m", "-o"):
             self.assertEqual(self.complete("pageflip", "merge", option, "mi"), ["mine.safetensors"])
         self.assertEqual(self.complete("pageflip", "inspect", "mi"), ["mine.safetensors"])
+        os.mkdir(self.path("turbots"))
+        self.assertEqual(self.complete("pageflip", "serve", "--adapter-dir", "tur"), ["turbots"])
+        self.assertEqual(self.complete("pageflip", "serve", "--allowed-host", "tur"), [])
 
     def test_zsh(self):
         script = self.ok("completion", "zsh").out
