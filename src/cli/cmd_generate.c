@@ -8,6 +8,7 @@
 #include "cli/progress.h"
 #include "cli/script_run.h"
 #include "cli/session.h"
+#include "cli/setup.h"
 
 /* One picture request while it is being worked on. */
 struct job {
@@ -135,8 +136,10 @@ static int run(struct out *o, const void *p)
         status = out_usage(o, "%s", err.msg);
     else if (rc == PF_E_CANCELLED)
         status = out_interrupted(o, "interrupted: '%s' was not written", job.drawing.output);
-    else
+    else {
+        setup_hint(&err);
         status = out_fail(o, &err);
+    }
     job_release(&job);
     return status;
 }

@@ -90,8 +90,7 @@ static int failed(const struct out *o, int rc, bool is_usage, const char *output
             o, "interrupted: nothing new stands under '%s'; the same command continues", output);
     if (rc == PF_E_EXISTS && strstr(err->msg, "forced"))
         err_append(err, " (--force)");
-    if (rc == PF_E_UNMATCHED && !strstr(err->msg, "--allow-unmatched"))
-        err_append(err, "; 'pageflip plan' lists them, --allow-unmatched leaves them out");
+    setup_hint(err);
     return out_fail(o, err);
 }
 

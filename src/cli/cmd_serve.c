@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/generate_opts.h"
 #include "cli/lora_spec.h"
+#include "cli/setup.h"
 #include "server/server.h"
 
 struct serve_args {
@@ -335,6 +336,7 @@ static int run(struct out *o, const void *p)
     s.n_bundled = held.n_bundled;
     if (!rc)
         rc = server_run(&s, &is_cut, &err);
+    setup_hint(&err);
     status = !rc ? EXIT_STATUS_OK : is_usage ? out_usage(o, "%s", err.msg) : out_fail(o, &err);
     if (is_cut)
         out_warn(o, "stopped before every generation was finished");

@@ -75,6 +75,13 @@ int setup_open(struct setup *s, const struct setup_opts *opts, bool *out_is_usag
     return rc;
 }
 
+void setup_hint(pf_error *err)
+{
+    /* An adapter of which nothing matches is refused whatever is allowed. */
+    if (err->code == PF_E_UNMATCHED && !strstr(err->msg, "nothing matches"))
+        err_append(err, "; 'pageflip plan' lists them, --allow-unmatched leaves them out");
+}
+
 int setup_fidelity(struct setup *s, pf_error *err)
 {
     return pf_composition_fidelity(s->comp, &s->fidelity, err);

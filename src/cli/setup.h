@@ -35,6 +35,9 @@ int setup_open(struct setup *s, const struct setup_opts *opts, bool *out_is_usag
 int setup_fidelity(struct setup *s, pf_error *err);
 void setup_release(struct setup *s);
 
+/* Adds to an error about keys without a match what the user can do. */
+void setup_hint(pf_error *err);
+
 /* Fields "model" .. "composition" of the report, as text and into a JSON object. */
 void setup_print(const struct out *o, const struct setup *s);
 void setup_json(struct json *doc, const struct setup *s);

@@ -122,6 +122,12 @@ class Merge(Case):
         self.assertEqual(error["code"], "unmatched")
         self.assertIn("--allow-unmatched leaves them out", error["message"])
         self.assertFalse(os.path.exists(self.path("out")))
+        error = self.fails(1, BLOCK + "q.lora_A.weight", "generate", "--class", "1", "--lora", path, "-o", self.path("x.png"))
+        self.assertIn("--allow-unmatched leaves them out", error["message"])
+        nothing = write_safetensors(self.path("b.safetensors"), lora(BLOCK + "q", 128, 128))
+        for extra in ([], ["--allow-unmatched"]):  # which would not help
+            error = self.fails(1, "nothing matches", "merge", "--lora", nothing, "-o", self.path("out"), *extra)
+            self.assertNotIn("leaves them out", error["message"])
         doc = self.ok("merge", "--lora", path, "-o", self.path("out"), "--allow-unmatched", "--json")
         self.assertEqual((doc["keys_matched"], len(doc["keys_unmatched"]), doc["tensors_changed"]), (3, 3, 1))
 
