@@ -113,7 +113,22 @@ void file_map_fetch(const struct file_map *m, uint64_t off, uint64_t n_bytes)
     }
 }
 
+bool file_stamp_now(const char *path, struct file_stamp *out)
+{
+    struct stat st;
+    if (stat(path, &st))
+        return false;
+    *out = stamp_of(&st);
+    return true;
+}
+
 int file_map_check(const struct file_map *m, const char *path, pf_error *err)
+{
+    return file_map_check_stamp(m, &m->stamp, path, err);
+}
+
+int file_map_check_stamp(const struct file_map *m, const struct file_stamp *want, const char *path,
+                         pf_error *err)
 {
     struct stat st;
     if (fstat(m->fd, &st))
@@ -122,7 +137,7 @@ int file_map_check(const struct file_map *m, const char *path, pf_error *err)
     if (now.n_bytes < m->n_bytes || guard_tripped(m->i_guard))
         return err_set(err, PF_E_TRUNCATED, "'%s' shrank from %llu to %llu bytes while in use",
                        path, (unsigned long long)m->n_bytes, (unsigned long long)now.n_bytes);
-    if (!file_stamp_eq(&now, &m->stamp))
+    if (!file_stamp_eq(&now, want))
         return err_set(err, PF_E_CHANGED, "'%s' changed while in use", path);
     return PF_OK;
 }

@@ -33,6 +33,11 @@ void file_map_close(struct file_map *m);
 void file_map_fetch(const struct file_map *m, uint64_t off, uint64_t n_bytes);
 /* PF_E_TRUNCATED or PF_E_CHANGED, naming path, when the inode behind the mapping differs from its stamp. */
 int file_map_check(const struct file_map *m, const char *path, pf_error *err);
+/* The same against another stamp of it. */
+int file_map_check_stamp(const struct file_map *m, const struct file_stamp *want, const char *path,
+                         pf_error *err);
+/* The stamp of whatever path names now; false: nothing that can be looked at. */
+bool file_stamp_now(const char *path, struct file_stamp *out);
 
 /* NUL added; owned by caller */
 int file_read_all(const char *path, size_t n_bytes_max, char **out_p, size_t *out_n, pf_error *err);

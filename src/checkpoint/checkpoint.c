@@ -1,6 +1,6 @@
 /*
  * Opening a checkpoint: locate, open every file, take the tensors that belong to it, sort them into layers, build the tables
- * that everybody above reads. After pf_checkpoint_open nothing changes any more, except for the content id (identity.c).
+ * that everybody above reads. After pf_checkpoint_open nothing changes any more, except for what identity.c knows.
  * Memory per tensor is one entry of the arrays and its name in the arena; weights are mapped and never touched here.
  */
 #include "checkpoint/checkpoint_int.h"
@@ -87,6 +87,11 @@ static int open_files(struct opening *o, pf_error *err)
             ckpt->n_files++;
         }
     }
+    ckpt->priv->stamps = mem_calloc(n_files + 1, sizeof *ckpt->priv->stamps);
+    if (ckpt->priv->stamps == NULL)
+        return err_nomem(err, n_files * sizeof *ckpt->priv->stamps, "files");
+    for (uint32_t i = 0; i < ckpt->n_files; i++)
+        ckpt->priv->stamps[i] = st_map(ckpt->files[i])->stamp;
     return PF_OK;
 }
 
@@ -365,8 +370,10 @@ static void free_checkpoint(struct pf_checkpoint *ckpt)
     mem_free(ckpt->components);
     if (ckpt->priv != NULL) {
         mem_free(ckpt->priv->by_name);
+        mem_free(ckpt->priv->stamps);
         arena_release(&ckpt->priv->arena);
-        (void)pthread_mutex_destroy(&ckpt->priv->mu); /* nobody holds it any more */
+        (void)pthread_mutex_destroy(&ckpt->priv->mu); /* nobody holds them any more */
+        (void)pthread_mutex_destroy(&ckpt->priv->stamp_mu);
     }
     mem_free(ckpt->priv);
     mem_free(ckpt);
@@ -381,6 +388,8 @@ static struct pf_checkpoint *new_checkpoint(void)
         mem_free(priv);
         return NULL;
     }
+    (void)pthread_mutex_init(&priv->stamp_mu,
+                             NULL); /* cannot fail on Linux with default attributes */
     arena_init(&priv->arena);
     ckpt->priv = priv;
     ckpt->n_refs = 1;

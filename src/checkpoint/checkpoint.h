@@ -1,7 +1,7 @@
 /*
  * The base weights as one object: files, components, layers, tensors, identity. Read-only, mapped, never written. The public
  * half (pf_checkpoint_*) is in pageflip.h; this is what the lower floors of the house see. Immutable after open, except for
- * the content id, which is computed once under its own mutex.
+ * the content id, which is computed once under its own mutex, and the stamps under which the files were proved last.
  */
 #ifndef PF_CHECKPOINT_CHECKPOINT_H
 #define PF_CHECKPOINT_CHECKPOINT_H
@@ -59,6 +59,13 @@ int64_t ckpt_find(const struct pf_checkpoint *ckpt, uint32_t i_component, struct
 /* Component index by name, or -1. */
 int64_t ckpt_component_find(const struct pf_checkpoint *ckpt, struct str name);
 int ckpt_content_id(struct pf_checkpoint *ckpt, struct digest *out, pf_error *err);
+/* The stat stamp of file i under which its bytes are those of the content id. */
+struct file_stamp ckpt_stamp(const struct pf_checkpoint *ckpt, uint32_t i_file);
+/*
+ * As pf_checkpoint_verify; but files that were only touched, linked or given another mode are no others: they have their names, their
+ * sizes and their content id, which is read again. Their new stamps count from then on. PF_E_CHANGED, PF_E_TRUNCATED.
+ */
+int ckpt_verify_again(struct pf_checkpoint *ckpt, pf_error *err);
 /* What was remembered for files with the same stat stamps; no effect once there is an id. */
 void ckpt_content_id_recall(struct pf_checkpoint *ckpt, struct digest id, bool is_refined);
 /*

@@ -100,6 +100,9 @@ struct ckpt_priv {
     bool has_content_id;         /* guarded by mu, like all that follow */
     bool is_suspect, is_refined; /* of the id: other bytes were seen; the full digests are in it */
     struct digest content_id;
+    pthread_mutex_t stamp_mu; /* may be taken while holding mu */
+    struct file_stamp
+        *stamps; /* per file, under which its bytes were proved last; guarded by stamp_mu */
 };
 
 #endif

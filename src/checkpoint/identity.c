@@ -78,15 +78,13 @@ static int hash_all(const struct pf_checkpoint *ckpt, struct hasher *h, uint8_t 
     return PF_OK;
 }
 
+/* Whoever calls it verifies afterwards, so that no mixture of old and new bytes gets a name. */
 static int compute(const struct pf_checkpoint *ckpt, struct digest *out, pf_error *err)
 {
     struct hasher *h = hasher_new();
     uint8_t *chunk = mem_alloc(READ_CHUNK_BYTES);
     int rc = h != NULL && chunk != NULL ? hash_all(ckpt, h, chunk, err)
                                         : err_nomem(err, READ_CHUNK_BYTES, "content id");
-    /* After the reading, so that no mixture of old and new bytes gets a name. */
-    if (rc == PF_OK)
-        rc = pf_checkpoint_verify(ckpt, err);
     if (rc == PF_OK)
         *out = hasher_digest(h);
     mem_free(chunk);
@@ -101,6 +99,8 @@ int ckpt_content_id(struct pf_checkpoint *ckpt, struct digest *out, pf_error *er
     (void)pthread_mutex_lock(&priv->mu); /* cannot fail: a plain mutex, never held twice */
     if (!priv->has_content_id) {
         rc = compute(ckpt, &priv->content_id, err);
+        if (rc == PF_OK)
+            rc = pf_checkpoint_verify(ckpt, err);
         priv->has_content_id = rc == PF_OK;
     }
     if (rc == PF_OK)
@@ -219,11 +219,67 @@ int pf_checkpoint_content_id(struct pf_checkpoint *ckpt, char out_hex[33], pf_er
 int pf_checkpoint_verify(const struct pf_checkpoint *ckpt, pf_error *err)
 {
     for (uint32_t i = 0; i < ckpt->n_files; i++) {
-        int rc = file_map_check(st_map(ckpt->files[i]), st_path(ckpt->files[i]), err);
+        struct file_stamp want = ckpt_stamp(ckpt, i);
+        int rc = file_map_check_stamp(st_map(ckpt->files[i]), &want, st_path(ckpt->files[i]), err);
         if (rc != PF_OK)
             return rc;
     }
     return PF_OK;
+}
+
+struct file_stamp ckpt_stamp(const struct pf_checkpoint *ckpt, uint32_t i_file)
+{
+    (void)pthread_mutex_lock(&ckpt->priv->stamp_mu);
+    struct file_stamp s = ckpt->priv->stamps[i_file];
+    (void)pthread_mutex_unlock(&ckpt->priv->stamp_mu);
+    return s;
+}
+
+/* Of files that still have their names, inodes and sizes; false: one has not. */
+static bool stamps_now(const struct pf_checkpoint *ckpt, struct file_stamp *out)
+{
+    for (uint32_t i = 0; i < ckpt->n_files; i++) {
+        const struct file_stamp *was = &st_map(ckpt->files[i])->stamp;
+        if (!file_stamp_now(st_path(ckpt->files[i]), &out[i]) || out[i].dev != was->dev ||
+            out[i].ino != was->ino || out[i].n_bytes != was->n_bytes)
+            return false;
+    }
+    return true;
+}
+
+/* Is the content what it was, by files that did not change while they were read? */
+static bool has_its_content(struct pf_checkpoint *ckpt, struct file_stamp *stamps)
+{
+    struct ckpt_priv *priv = ckpt->priv;
+    struct digest now;
+    if (!stamps_now(ckpt, stamps) || compute(ckpt, &now, NULL) != PF_OK)
+        return false;
+    for (uint32_t i = 0; i < ckpt->n_files; i++)
+        if (file_map_check_stamp(st_map(ckpt->files[i]), &stamps[i], st_path(ckpt->files[i]), NULL))
+            return false;
+    (void)pthread_mutex_lock(&priv->mu);
+    /* A refined id holds more than what was read now. */
+    bool is_same = priv->has_content_id && !priv->is_refined && !priv->is_suspect &&
+                   digest_eq(priv->content_id, now);
+    (void)pthread_mutex_unlock(&priv->mu);
+    return is_same;
+}
+
+int ckpt_verify_again(struct pf_checkpoint *ckpt, pf_error *err)
+{
+    struct ckpt_priv *priv = ckpt->priv;
+    int rc = pf_checkpoint_verify(ckpt, err);
+    if (rc != PF_E_CHANGED)
+        return rc;
+    struct file_stamp *stamps = mem_calloc(ckpt->n_files + 1, sizeof *stamps);
+    if (stamps != NULL && has_its_content(ckpt, stamps)) {
+        (void)pthread_mutex_lock(&priv->stamp_mu);
+        memcpy(priv->stamps, stamps, ckpt->n_files * sizeof *stamps);
+        (void)pthread_mutex_unlock(&priv->stamp_mu);
+        rc = PF_OK;
+    }
+    mem_free(stamps);
+    return rc;
 }
 
 int ckpt_tensor_guard(const struct pf_checkpoint *ckpt, uint32_t i_tensor, pf_error *err)

@@ -216,7 +216,7 @@ void targets_prune(const struct pf_composition *comp, struct target_state *targe
 /* Mapped bytes that were written to since they were digested are not what their names say. */
 static int check_files(struct pf_checkpoint *ckpt, const struct lora_list *l, pf_error *err)
 {
-    int rc = pf_checkpoint_verify(ckpt, err);
+    int rc = ckpt_verify_again(ckpt, err);
     if (rc && err)
         err_append(err, ": nothing is changed; start again with the file as it is now");
     for (size_t i = 0; rc == PF_OK && i < l->n; i++)

@@ -55,9 +55,9 @@ static int64_t newest_ns(const struct pf_checkpoint *ckpt)
 {
     int64_t newest = 0;
     for (uint32_t i = 0; i < ckpt->n_files; i++) {
-        const struct file_stamp *st = &st_map(ckpt->files[i])->stamp;
-        newest = st->mtime_ns > newest ? st->mtime_ns : newest;
-        newest = st->ctime_ns > newest ? st->ctime_ns : newest;
+        const struct file_stamp st = ckpt_stamp(ckpt, i);
+        newest = st.mtime_ns > newest ? st.mtime_ns : newest;
+        newest = st.ctime_ns > newest ? st.ctime_ns : newest;
     }
     return newest;
 }

@@ -37,6 +37,7 @@ struct job {
     size_t n_plan;
     struct worker *workers;
     struct behind *behind;
+    struct digest stamp;     /* of the base when the build began */
     struct file_new reserve; /* room on the disk for what is still missing */
 
     const struct layer_targets *lt;
@@ -157,6 +158,9 @@ static int check_sources(const struct job *job, pf_error *err)
                          adapter_path(comp->entries[i].adapter));
     if (rc == PF_OK)
         rc = pf_checkpoint_verify(comp->ckpt, err);
+    if (rc == PF_OK && !digest_eq(job->stamp, base_stamp(comp->ckpt)))
+        rc = err_set(err, PF_E_CHANGED, "base '%s' was touched while overlay %s was built from it",
+                     comp->ckpt->path, comp->digest_hex);
     return rc ? rc : base_id_check(comp, err);
 }
 
@@ -424,7 +428,8 @@ int overlay_build(struct overlay_store *s, const struct pf_composition *comp,
 {
     struct file_lock lock = {.fd = -1};
     struct overlay_build_report report = {0};
-    struct job job = {.comp = comp, .opts = opts, .reserve = {.fd = -1}};
+    struct job job = {
+        .comp = comp, .opts = opts, .stamp = base_stamp(comp->ckpt), .reserve = {.fd = -1}};
     bool is_complete = false;
     if (comp->n_targets == 0)
         return err_set(err, PF_E_INVALID, "composition %s changes nothing: it needs no overlay",

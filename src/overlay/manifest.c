@@ -108,14 +108,14 @@ struct digest base_stamp(const struct pf_checkpoint *ckpt)
     } link = {0};
     struct digest d = {0};
     for (uint32_t i = 0; i < ckpt->n_files; i++) {
-        const struct file_stamp *s = &st_map(ckpt->files[i])->stamp;
+        const struct file_stamp s = ckpt_stamp(ckpt, i);
         link.n_before[0] = d.hi;
         link.n_before[1] = d.lo;
-        link.v[0] = s->dev;
-        link.v[1] = s->ino;
-        link.v[2] = s->n_bytes;
-        link.v[3] = (uint64_t)s->mtime_ns;
-        link.v[4] = (uint64_t)s->ctime_ns;
+        link.v[0] = s.dev;
+        link.v[1] = s.ino;
+        link.v[2] = s.n_bytes;
+        link.v[3] = (uint64_t)s.mtime_ns;
+        link.v[4] = (uint64_t)s.ctime_ns;
         d = hash_bytes(&link, sizeof link);
     }
     return d;

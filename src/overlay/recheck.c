@@ -122,6 +122,7 @@ static int recheck(struct overlay_store *s, const struct pf_composition *comp, c
     struct layer_targets lt;
     struct behind *behind = NULL;
     bool differs = false;
+    const struct digest stamp = base_stamp(comp->ckpt);
     int rc = behind_new(comp, &behind, err);
     for (size_t next = 0; rc == PF_OK && layer_targets_next(comp, &next, &lt);)
         rc = recheck_layer(s, comp, &lt, m, behind, opts, &differs, err);
@@ -135,6 +136,9 @@ static int recheck(struct overlay_store *s, const struct pf_composition *comp, c
     }
     if (differs)
         return base_distrust(s, comp, opts, err);
+    if (rc == PF_OK && !digest_eq(stamp, base_stamp(comp->ckpt)))
+        return err_set(err, PF_E_CHANGED, "base '%s' was touched while it was read",
+                       comp->ckpt->path);
     if (rc == PF_E_MISMATCH) { /* not the base: the layer file is not what the manifest says */
         rc = PF_E_FORMAT;
         if (err)

@@ -400,6 +400,88 @@ static void a_touched_base_is_proved_in_the_background(void **state)
     close_engine(&f);
 }
 
+/* Touched, linked, given another mode, under a running engine: the same content, read again. Overlays from before are adopted once the base
+ * was proved, new ones are built. */
+static void a_base_touched_under_a_running_engine_is_proved(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    struct pf_engine_status before, after;
+    pf_error err;
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_path(state, "base.safetensors"));
+    open_copy(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_overlay(&f, "noto", &r);
+    close_engine(&f);
+    open_again(state, &f, (struct pf_engine_opts){.build_delay_ms = 3600000});
+    struct digest base = current_bytes(&f), noto = fresh_bytes(f.ckpt, NOTO, 1);
+    struct timespec t[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    assert_int_equal(utimensat(AT_FDCWD, path, t, 0), 0);
+    assert_int_equal(link(path, test_path(state, "link")), 0);
+    assert_int_equal(chmod(path, 0600), 0);
+    pf_engine_status(f.engine, &before);
+    set_one(&f, "noto", 1, &r);
+    assert_string_equal(r.way, "stream"); /* nothing is adopted by a stamp that nobody knows */
+    assert_same(current_bytes(&f), noto);
+    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    pf_engine_status(f.engine, &after);
+    assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "overlay");
+    assert_int_equal(after.n_builds, 0);
+    assert_int_equal(after.n_adoptions, before.n_adoptions + 1);
+    assert_same(current_bytes(&f), noto);
+    set_overlay(&f, "turbo", &r);
+    assert_string_equal(r.way, "overlay");
+    assert_ok(pf_engine_unmerge(f.engine, NULL, &r, &err), &err);
+    assert_same(current_bytes(&f), base);
+    /* Other bytes are others, whatever the times say. */
+    copy_file(BASE_FILE, test_path(state, "other"));
+    int fd = open(test_path(state, "other"), O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, "\1\2\3\4", 4, 1 << 20), 4);
+    close(fd);
+    overwrite_in_place(path, test_path(state, "other"));
+    assert_refused(&f, PF_E_CHANGED, "base.safetensors' changed while in use");
+    close_engine(&f);
+}
+
+static bool touch_base(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    struct fixture *f = ctx;
+    struct pf_view *mine;
+    pf_error err;
+    (void)what;
+    (void)total;
+    if (done == 0) {
+        struct timespec t[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+        assert_int_equal(utimensat(AT_FDCWD, f->ckpt->path, t, 0), 0);
+        struct pf_engine_lora l = {.nickname = "noto",
+                                   .strength = 1}; /* takes the new stamp over */
+        assert_ok(pf_engine_view_of(f->engine, &l, 1, NULL, &mine, &err), &err);
+        pf_view_release(mine);
+    }
+    return true;
+}
+
+/* Between two readings of one build nobody knows what happened: it is not published, and made good by the next. */
+static void a_base_touched_during_a_build_is_built_again(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    open_copy(
+        state, &f,
+        (struct pf_engine_opts){
+            .build_delay_ms = -1, .n_threads = 1, .progress = touch_base, .progress_ctx = &f});
+    set_overlay(&f, "turbo", &r);
+    assert_string_equal(r.way, "stream");
+    assert_non_null(strstr(r.note, "was touched while overlay"));
+    assert_int_equal(n_complete(&f), 0);
+    close_engine(&f);
+    open_again(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_overlay(&f, "turbo", &r);
+    assert_string_equal(r.way, "overlay");
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
+    close_engine(&f);
+}
+
 static void open_big(void **state, struct fixture *f, int64_t delay_ms)
 {
     struct pf_engine_opts o = {
@@ -643,6 +725,8 @@ int main(void)
         in_dir(the_base_is_replaced_by_one_of_the_same_size_and_mtime),
         in_dir(the_base_is_overwritten_with_the_same_size_and_mtime),
         in_dir(a_touched_base_is_proved_in_the_background),
+        in_dir(a_base_touched_under_a_running_engine_is_proved),
+        in_dir(a_base_touched_during_a_build_is_built_again),
         in_dir(other_bytes_behind_a_known_id_are_found),
         in_dir(residents_of_a_truncated_base_are_given_up),
         in_dir(an_overlay_is_cut_while_it_is_read),
