@@ -26,10 +26,10 @@ enum { BLOCK_BYTES = 4 << 20, N_READERS = 4, N_REPS = 3, COPY_BYTES = 64 << 20 }
 
 int ground_mkdir(const char *dir, char **out_path, pf_error *err)
 {
-    const char *tmp = dir ? dir : getenv("TMPDIR");
+    const char *env = getenv("TMPDIR"), *tmp = dir ? dir : env && *env ? env : "/var/tmp";
     struct strbuf b;
     strbuf_init(&b);
-    strbuf_addf(&b, "%s/pageflip-bench-XXXXXX", tmp ? tmp : "/var/tmp");
+    strbuf_addf(&b, "%s/pageflip-bench-XXXXXX", tmp);
     char *path = strbuf_take(&b);
     if (!path)
         return err_nomem(err, 0, "a path");

@@ -4,7 +4,6 @@
  */
 #include "cli/session.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -16,19 +15,12 @@
 #define SUFFIX    ".safetensors"
 #define SETTLE_MS 200 /* between two looks at Ctrl-C */
 
-/* Is there a cache directory that overlays could be adopted from? The order is that of the engine. */
+/* Is there a cache directory that overlays could be adopted from? */
 static bool has_cache(const char *asked)
 {
-    const char *env = getenv("PAGEFLIP_CACHE"), *xdg = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME"), *dir = asked ? asked : env && *env ? env : NULL;
-    char *path = dir             ? mem_strdup(dir)
-                 : xdg && *xdg   ? path_join(xdg, "pageflip")
-                 : home && *home ? path_join(home, ".cache/pageflip")
-                                 : NULL;
-    bool has = path && file_kind(path) == FILE_DIRECTORY;
+    char path[4096];
 
-    mem_free(path);
-    return has;
+    return !pf_cache_path(asked, path, sizeof(path), NULL) && file_kind(path) == FILE_DIRECTORY;
 }
 
 static const char *cache_dir_of(const struct session_opts *opts, int32_t way)
