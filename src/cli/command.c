@@ -27,6 +27,21 @@ static bool is_group(const char *word)
     return false;
 }
 
+/* "'bench' needs a second word: make, merge, ..." */
+static int half_a_command(const char *group, pf_error *err)
+{
+    size_t n = strlen(group);
+    const char *before = ": ";
+
+    (void)err_set(err, PF_E_NOTFOUND, "'%s' needs a second word", group);
+    for (size_t i = 0; i < PF_COUNTOF(commands); i++)
+        if (!strncmp(commands[i]->name, group, n) && commands[i]->name[n] == ' ') {
+            err_append(err, "%s%s", before, commands[i]->name + n + 1);
+            before = ", ";
+        }
+    return PF_E_NOTFOUND;
+}
+
 /* The sentence for a word that is no command; `prefix` is the group that it should be in, or "". */
 static int unknown_command(const char *prefix, const char *word, pf_error *err)
 {
@@ -54,8 +69,7 @@ int command_find(int argc, char **argv, const struct command **out_cmd, int *out
     if (strlen(argv[0]) > 24 || (n_words == 2 && argc > 1 && strlen(argv[1]) > 24))
         return err_set(err, PF_E_NOTFOUND, "unknown command '%s'", argv[n_words - 1]);
     if (n_words == 2 && (argc < 2 || argv[1][0] == '-'))
-        return err_set(err, PF_E_NOTFOUND, "'%s' needs a second word: one of '%s ...'", argv[0],
-                       argv[0]);
+        return half_a_command(argv[0], err);
     memcpy(name, argv[0], strlen(argv[0]) + 1);
     if (n_words == 2) {
         size_t n = strlen(name);

@@ -55,7 +55,7 @@ class Make(Case):
         os.mkdir(out)
         self.assertEqual(self.fails(1, "exists", "bench", "make", "--shape", "emoji", "--scale", "0.1", out)["code"], "exists")
         self.fails(2, "did you mean 'bench make'?", "bench", "mkae")
-        self.fails(2, "'bench' needs a second word", "bench")
+        self.fails(2, "'bench' needs a second word: make, merge, read, memory, stream, switch", "bench")
 
 
 class Measure(Case):

@@ -19,6 +19,7 @@ class Usage(Case):
         self.wrong("unknown command 'frobnicate'", "frobnicate")
         self.wrong("unknown command 'mrege'; did you mean 'merge'?", "mrege")
         self.wrong("did you mean 'inspect'?", "inspekt")
+        self.wrong("'cache' needs a second word: list, verify, evict, clear, path", "cache")
         self.wrong("unknown command 'x" + "y" * 200, "x" + "y" * 200)
         result = pageflip("--json")
         self.assertEqual(result.status, 2)
