@@ -168,6 +168,61 @@ static void resident_layers_are_rewritten_in_place(void **state)
     close_engine(&f);
 }
 
+/* All tensors of one layer, as a reader that is inside of it sees them. */
+static struct digest layer_bytes_of(struct fixture *f, struct pf_reader *r, struct pf_view *v,
+                                    uint32_t i_layer)
+{
+    static uint8_t buf[4 << 20];
+    struct hasher *h = hasher_new();
+    pf_error err;
+    for (uint32_t i = 0; i < f->ckpt->layers[i_layer].n_tensors; i++) {
+        uint32_t i_tensor = f->ckpt->layers[i_layer].i_tensor0 + i;
+        const struct shape *s = &f->ckpt->tensors[i_tensor].shape;
+        struct pf_panel p = {.i_tensor = i_tensor, .n_rows = shape_rows(s)};
+        assert_ok(pf_reader_read(r, &p, PF_NATIVE, buf, sizeof buf, &err), &err);
+        hasher_add(h, buf,
+                   (size_t)(shape_rows(s) * shape_cols(s)) *
+                       (pf_dtype_bits(pf_view_dtype(v, i_tensor)) / 8));
+    }
+    struct digest d = hasher_digest(h);
+    hasher_free(h);
+    return d;
+}
+
+/* Rewriting waits for who reads the copy, and nobody comes to read it meanwhile. */
+static void a_copy_is_taken_from_readers_before_it_is_rewritten(void **state)
+{
+    const uint32_t i_layer = 1; /* the first that the adapters change */
+    struct fixture f;
+    struct pf_reader *early, *late;
+    struct pf_layer_status s;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 9});
+    set_one(&f, "noto", 1, NULL);
+    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    struct pf_view *noto = pf_engine_view(f.engine);
+    assert_ok(pf_reader_new(noto, &early, &err), &err);
+    assert_ok(pf_reader_new(noto, &late, &err), &err);
+    assert_ok(pf_reader_enter(early, i_layer, &err), &err);
+    struct digest want = layer_bytes_of(&f, early, noto, i_layer);
+    set_one(&f, "turbo", 1, NULL);
+    assert_int_equal(pf_engine_settle(f.engine, 30, &err), PF_E_BUSY); /* early is inside */
+    assert_same(layer_bytes_of(&f, early, noto, i_layer), want);
+    assert_ok(pf_reader_enter(late, i_layer, &err), &err);
+    pf_reader_leave(early);
+    do /* until the copy holds turbo's */
+        assert_ok(pf_engine_layer_status(f.engine, i_layer, &s, &err), &err);
+    while (strcmp(s.place, "resident") != 0);
+    assert_same(layer_bytes_of(&f, late, noto, i_layer), want);
+    pf_reader_leave(late);
+    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
+    pf_reader_free(early);
+    pf_reader_free(late);
+    pf_view_release(noto);
+    close_engine(&f);
+}
+
 /* ARCHITECTURE.md, table "state x operation": every cell. */
 static void every_cell_of_the_state_table(void **state)
 {
@@ -379,6 +434,7 @@ int main(void)
         in_dir(returning_costs_no_merge_until_the_overlay_is_evicted),
         in_dir(a_request_does_not_change_how_the_global_one_is_read),
         in_dir(resident_layers_are_rewritten_in_place),
+        in_dir(a_copy_is_taken_from_readers_before_it_is_rewritten),
         in_dir(every_cell_of_the_state_table),
         in_dir(a_failed_change_leaves_everything),
         in_dir(merge_precision_is_what_set_said_last),

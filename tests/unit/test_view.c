@@ -219,6 +219,65 @@ static void f32_precision_keeps_what_rounding_loses(void **state)
     close_fixture(&f);
 }
 
+static void write_ones(const char *path, const char *header, float first, size_t n)
+{
+    uint64_t n_header = strlen(header);
+    FILE *f = fopen(path, "wbe");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&n_header, 8, 1, f), 1);
+    assert_int_equal(fwrite(header, 1, n_header, f), n_header);
+    for (size_t i = 0; i < n; i++, first = 1)
+        assert_int_equal(fwrite(&first, sizeof first, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* 1 + 1e8 - 1e8 is 0 in f32, -1e8 + 1e8 + 1 is 1: the order is that of the contract, whatever the caller's is. */
+static void terms_are_added_in_canonical_order(void **state)
+{
+    static const struct pf_lora entries[3] = {{.strength = 1},
+                                              {.strength = 1e8, .has_alpha = true, .alpha = 1},
+                                              {.strength = -5e7, .has_alpha = true, .alpha = 2}};
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                     {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    const char *base = test_path(state, "base.safetensors"),
+               *lora = test_path(state, "lora.safetensors");
+    struct pf_checkpoint *ckpt;
+    struct pf_adapter *a;
+    char digest[33] = "";
+    pf_error err;
+    write_ones(base,
+               "{\"blocks.0.q.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]}}",
+               0, 1);
+    write_ones(
+        lora,
+        "{\"blocks.0.q.lora_A.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]},"
+        "\"blocks.0.q.lora_B.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[4,8]}}",
+        1, 2);
+    assert_ok(pf_checkpoint_open(base, NULL, &ckpt, &err), &err);
+    assert_ok(pf_adapter_open(lora, &a, &err), &err);
+    for (int i = 0; i < 6; i++) {
+        struct pf_lora loras[3];
+        struct pf_composition *comp;
+        struct pf_view *view;
+        float merged = -1;
+        for (int k = 0; k < 3; k++) {
+            loras[k] = entries[orders[i][k]];
+            loras[k].adapter = a;
+        }
+        assert_ok(pf_composition_new(ckpt, loras, 3, NULL, &comp, &err), &err);
+        assert_ok(pf_view_open(ckpt, comp, &view, &err), &err);
+        assert_ok(pf_apply_into(view, 0, &merged, sizeof merged, &err), &err);
+        assert_true(merged == 0);
+        if (i > 0)
+            assert_string_equal(pf_view_digest(view), digest);
+        snprintf(digest, sizeof digest, "%s", pf_view_digest(view));
+        pf_view_release(view);
+        pf_composition_free(comp);
+    }
+    pf_adapter_close(a);
+    pf_checkpoint_close(ckpt);
+}
+
 /* --------------------------------------------------------------------------------------- placements */
 
 static void count_free(void *ctx)
@@ -399,6 +458,7 @@ int main(void)
         in_dir(C1_a_thousand_cycles_later_the_base_is_the_base),
         in_dir(apply_into_sets_and_unsets_a_callers_buffer),
         in_dir(f32_precision_keeps_what_rounding_loses),
+        in_dir(terms_are_added_in_canonical_order),
         in_dir(a_placement_lives_as_long_as_a_reader_is_inside),
         in_dir(read_ahead_and_drop_behind_change_no_byte),
         in_dir(refuses_panels_outside_of_tensors),
