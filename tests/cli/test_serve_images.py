@@ -218,6 +218,10 @@ class Bounds(unittest.TestCase):
         urls = [server.draw(seed=s, response_format="url").json["data"][0]["url"] for s in range(4)]
         states = [server.get(u[len("http://localhost"):]).status for u in urls]
         self.assertEqual((states[0], states[-1]), (404, 200))
+        reply = server.draw(n=8, response_format="url")  # the first would be gone before the answer
+        self.assertEqual((reply.status, reply.error["code"]), (422, "range"))
+        self.assertIn("b64_json", reply.error["message"])
+        self.assertEqual(server.draw(n=8).status, 200)
 
     def test_servers_share_a_directory_of_pictures(self):
         one = self.start()

@@ -162,7 +162,7 @@ class Sandbox(unittest.TestCase):
         if IS_ROOT:
             os.chown(cache, NOBODY, NOBODY)
         command = [*BECOME, "bwrap", "--ro-bind", "/", "/", *inside, "--ro-bind", self.dir, self.dir, "--bind", cache, cache, "--die-with-parent", "--new-session",
-                    "--setenv", "CACHE_DIRECTORY", cache]
+                    "--setenv", "CACHE_DIRECTORY", cache, "--unsetenv", "TMPDIR"]
         fds = []
         program = Filter(calls)
         if program.numbers and os.uname().machine == "x86_64":
