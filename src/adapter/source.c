@@ -247,6 +247,25 @@ static int join_if_there(const char *dir, const char *name, char **out, pf_error
     return rc;
 }
 
+/* Which of the files of other names is meant, and whether a config beside them is theirs, is the user's to say. */
+static int holds_none(const char *dir, pf_error *err)
+{
+    char **names = NULL;
+    size_t n = 0, i = 0;
+    (void)err_set(err, PF_E_NOTFOUND,
+                  "adapter '%s' holds neither adapter_model.safetensors nor "
+                  "pytorch_lora_weights.safetensors",
+                  dir);
+    if (file_list(dir, &names, &n, NULL) != PF_OK)
+        return PF_E_NOTFOUND;
+    while (i < n && !str_ends(str_of(names[i]), ".safetensors"))
+        i++;
+    if (i < n)
+        err_append(err, ": name the file that is meant, like '%s'", names[i]);
+    file_list_free(names, n);
+    return PF_E_NOTFOUND;
+}
+
 static int locate_directory(const char *dir, struct location *out, pf_error *err)
 {
     static const char *const others[] = {"adapter_model.bin", "pytorch_lora_weights.bin"};
@@ -277,10 +296,7 @@ static int locate_directory(const char *dir, struct location *out, pf_error *err
         mem_free(other);
     }
     if (rc == PF_OK && out->weights == NULL)
-        rc = err_set(err, PF_E_NOTFOUND,
-                     "adapter '%s' holds neither adapter_model.safetensors nor "
-                     "pytorch_lora_weights.safetensors",
-                     dir);
+        rc = holds_none(dir, err);
 out:
     mem_free(second);
     return rc;

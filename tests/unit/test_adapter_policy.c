@@ -516,6 +516,11 @@ static void directories_hold_one_adapter(void **state)
     assert_int_equal(pf_adapter_open(dir, &b.a, &b.err), PF_E_NOTFOUND);
     assert_err(&b.err, PF_E_NOTFOUND, "adapter_model.safetensors",
                "pytorch_lora_weights.safetensors");
+    assert_null(strstr(b.err.msg, "name the file"));
+    write_file(test_path(state, "d/notes.txt"), "x", 1);
+    write_file(test_path(state, "d/style.safetensors"), "x", 1);
+    assert_int_equal(pf_adapter_open(dir, &b.a, &b.err), PF_E_NOTFOUND);
+    assert_err(&b.err, PF_E_NOTFOUND, "name the file that is meant", "'style.safetensors'");
     write_file(test_path(state, "d/adapter_model.bin"), "x", 1);
     assert_int_equal(pf_adapter_open(dir, &b.a, &b.err), PF_E_UNSUPPORTED);
     assert_err(&b.err, PF_E_UNSUPPORTED, "adapter_model.bin", "pickle");
