@@ -3,6 +3,7 @@
  * is not read again. Whatever is wrong with a memory makes it worth nothing, never an error. Must never be asked behind the back of
  * the caller: the engine calls overlay_base_id once, after opening.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -62,12 +63,49 @@ static int64_t newest_ns(const struct pf_checkpoint *ckpt)
     return newest;
 }
 
+/* Names of memories in `dir`, "<32 hex digits>.json"; whatever else is there is somebody else's. Owned by caller, as of file_list. */
+static bool list_memories(const char *dir, char ***out_names, size_t *out_n)
+{
+    char **names = NULL, hex[DIGEST_HEX_LEN + 1];
+    size_t n = 0, n_ours = 0;
+    struct digest d;
+    if (file_list(dir, &names, &n, NULL))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        snprintf(hex, sizeof hex, "%.*s", DIGEST_HEX_LEN, names[i]);
+        if (digest_parse(hex, &d) && strcmp(names[i] + DIGEST_HEX_LEN, ".json") == 0)
+            names[n_ours++] = names[i];
+        else
+            mem_free(names[i]);
+    }
+    *out_names = names;
+    *out_n = n_ours;
+    return true;
+}
+
+void base_ids_forget(struct overlay_store *s)
+{
+    char *dir = path_join(s->dir, BASES_NAME), **names = NULL;
+    size_t n = 0;
+    if (dir && list_memories(dir, &names, &n)) {
+        for (size_t i = 0; i < n; i++) {
+            char *path = path_join(dir, names[i]);
+            if (path)
+                (void)unlink(path); /* one that stays only saves reading */
+            mem_free(path);
+        }
+        file_list_free(names, n);
+        (void)rmdir(dir); /* stays while there is anything else in it */
+    }
+    mem_free(dir);
+}
+
 /* Forgets the memories that were written first when there are too many. */
 static void trim(const char *dir)
 {
     char **names = NULL;
     size_t n = 0;
-    if (file_list(dir, &names, &n, NULL))
+    if (!list_memories(dir, &names, &n))
         return;
     for (size_t n_left = n; n_left > N_BASES_MAX; n_left--) {
         char *oldest = NULL;

@@ -190,6 +190,6 @@ int dirty_add(struct dirty *d, int fd, uint64_t off, size_t n_bytes, const char 
     d->off[d->n] = off;
     d->n_bytes[d->n++] = n_bytes;
     if (sys_errno == EIO || sys_errno == ENOSPC || sys_errno == EDQUOT)
-        return err_sys(err, sys_errno, "write back %zu bytes of '%s'", d->n_bytes[0], path);
+        return err_sys(err, sys_errno, "cannot write back %zu bytes of '%s'", d->n_bytes[0], path);
     return PF_OK; /* file systems without the call leave it to the fdatasync */
 }

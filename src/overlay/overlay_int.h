@@ -155,6 +155,7 @@ int json_read_sealed(const char *path, struct json **out, pf_error *err);
 /* Writes the id down, now (0) or at a time to test by. */
 int base_id_remember(struct overlay_store *s, struct pf_checkpoint *ckpt, int64_t now_ns,
                      pf_error *err);
+void base_ids_forget(struct overlay_store *s);
 bool base_id_recall(struct overlay_store *s, struct pf_checkpoint *ckpt);
 /* The log line, the refined id, and its memory, after other bytes were found. Returns PF_E_MISMATCH with err as it was. */
 int base_distrust(struct overlay_store *s, const struct pf_composition *comp,

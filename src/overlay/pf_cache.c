@@ -191,10 +191,8 @@ int pf_cache_clear(const char *cache_dir, struct pf_cache_clear_report *out_repo
         }
     }
     /* What is remembered of bases goes too: it only saves reading them once. */
-    char *bases = rc == PF_OK && s ? path_join(overlay_store_dir(s), BASES_NAME) : NULL;
-    if (bases)
-        rc = file_remove_tree(bases, err);
-    mem_free(bases);
+    if (rc == PF_OK && s)
+        base_ids_forget(s);
     overlay_list_free(entries, n);
     overlay_store_close(s);
     if (rc == PF_OK && out_report)

@@ -46,6 +46,22 @@ static void read_entry(struct overlay_store *s, const char *dir, struct overlay_
     json_free(m);
 }
 
+/* Nothing in it but what a build makes: a directory of somebody else's may have such a name too, and is never evicted. */
+static bool is_entry(const char *dir)
+{
+    char **names = NULL;
+    size_t n = 0;
+    bool is_ours = file_kind(dir) == FILE_DIRECTORY && file_list(dir, &names, &n, NULL) == PF_OK;
+    for (size_t i = 0; is_ours && i < n; i++) {
+        struct str name = str_of(names[i]);
+        is_ours = str_eqz(name, MANIFEST_NAME) ||
+                  (str_starts(name, "layer-") && str_ends(name, ".safetensors")) ||
+                  (name.p[0] == '.' && str_ends(name, ".tmp"));
+    }
+    file_list_free(names, n);
+    return is_ours;
+}
+
 static int cmp_used(const void *pa, const void *pb)
 {
     const struct overlay_entry *a = pa, *b = pb;
@@ -69,7 +85,7 @@ int overlay_list(struct overlay_store *s, struct overlay_entry **out, size_t *ou
     for (size_t i = 0; i < n; i++) {
         struct overlay_entry *e = &entries[n_entries];
         char *dir = path_join(s->dir, names[i]);
-        if (dir && digest_parse(names[i], &e->digest) && file_kind(dir) == FILE_DIRECTORY) {
+        if (dir && digest_parse(names[i], &e->digest) && is_entry(dir)) {
             memcpy(e->digest_hex, names[i], sizeof e->digest_hex);
             read_entry(s, dir, e);
             n_entries++;

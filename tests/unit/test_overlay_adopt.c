@@ -424,7 +424,7 @@ static void a_damaged_memory_is_worth_nothing(void **state)
     /* And there are never too many of them. */
     for (int i = 0; i < 80; i++) {
         char name[64];
-        snprintf(name, sizeof name, "cache/bases/%d.json", i);
+        snprintf(name, sizeof name, "cache/bases/%032x.json", (unsigned)i);
         write_file(test_path(state, name), "{}", 2);
     }
     assert_ok(base_id_remember(fx.store, fx.ckpt, INT64_MAX / 2, &fx.err), &fx.err);

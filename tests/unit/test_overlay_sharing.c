@@ -456,6 +456,47 @@ static void a_clock_that_goes_back_does_not_turn_the_order(void **state)
     fx_close(&fx);
 }
 
+static size_t n_entries_of(struct fx *fx)
+{
+    struct overlay_entry *e;
+    size_t n;
+    assert_ok(overlay_list(fx->store, &e, &n, &fx->err), &fx->err);
+    overlay_list_free(e, n);
+    return n;
+}
+
+/* A directory that is the cache of nobody, or of somebody else too: what is not ours is neither listed nor removed. */
+static void what_is_not_ours_stays(void **state)
+{
+    static const char *const paths[] = {"bases/letter.json", "bases/notes/x",
+                                        "0123456789abcdef0123456789abcdef/letter",
+                                        "0123456789abcdef0123456789abcdee/layer-1/x", "readme"};
+    struct fx fx;
+    struct pf_cache_clear_report r;
+    fx_open(&fx, state, 2, 16, 16, 1);
+    for (size_t i = 0; i < PF_COUNTOF(paths); i++) {
+        char path[700];
+        snprintf(path, sizeof path, "%s/%s", fx.cache, paths[i]);
+        char *dir = path_dir(path);
+        assert_ok(file_mkdirs(dir, &fx.err), &fx.err);
+        mem_free(dir);
+        write_file(path, "x", 1);
+    }
+    assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
+    assert_ok(base_id_remember(fx.store, fx.ckpt, INT64_MAX, &fx.err), &fx.err);
+    assert_int_equal(n_entries_of(&fx), 1);
+    assert_ok(pf_cache_clear(fx.cache, &r, &fx.err), &fx.err);
+    assert_int_equal(r.n_evicted, 1);
+    assert_int_equal(n_entries_of(&fx), 0);
+    assert_false(base_id_recall(fx.store, fx.ckpt));
+    for (size_t i = 0; i < PF_COUNTOF(paths); i++) {
+        char path[700];
+        snprintf(path, sizeof path, "%s/%s", fx.cache, paths[i]);
+        assert_int_equal(file_kind(path), FILE_REGULAR);
+    }
+    fx_close(&fx);
+}
+
 static void listing_says_what_was_merged(void **state)
 {
     struct fx fx;
@@ -594,6 +635,7 @@ int main(void)
         in_dir(a_budget_below_one_composition_evicts_nothing),
         in_dir(two_builds_at_once_do_not_find_the_same_room),
         in_dir(a_clock_that_goes_back_does_not_turn_the_order),
+        in_dir(what_is_not_ours_stays),
         in_dir(listing_says_what_was_merged),
         in_dir(a_child_that_exits_takes_nothing_away),
         in_dir(a_child_forked_during_a_build_does_not_keep_its_lock),

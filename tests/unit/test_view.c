@@ -4,6 +4,8 @@
  */
 #include "testing.h"
 
+#include <fcntl.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -356,6 +358,37 @@ static void read_ahead_and_drop_behind_change_no_byte(void **state)
     close_fixture(&f);
 }
 
+/* What the kernel was asked to read, by anybody in this program. */
+static _Atomic uint64_t n_asked_bytes;
+
+int posix_fadvise(int fd, off_t off, off_t n_bytes, int advice)
+{
+    if (advice == POSIX_FADV_WILLNEED)
+        atomic_fetch_add(&n_asked_bytes, (uint64_t)n_bytes);
+    return (int)-syscall(SYS_fadvise64, fd, off, n_bytes, advice);
+}
+
+/* Exactly the bytes of the layer, with nobody waiting for them but this test. */
+static void a_layer_is_asked_for_ahead(void **state)
+{
+    struct fixture f;
+    struct readahead *ra;
+    pf_error err;
+    (void)state;
+    open_fixture(&f, PF_MERGE_BASE);
+    assert_ok(readahead_new(f.view, &ra, &err), &err);
+    for (uint32_t i = 0; i < f.ckpt->n_layers; i++) {
+        const uint64_t want = f.ckpt->layers[i].n_bytes, t_end = clock_ns() + 60000000000;
+        atomic_store(&n_asked_bytes, 0);
+        readahead_layer(ra, i);
+        while (atomic_load(&n_asked_bytes) < want && clock_ns() < t_end)
+            sched_yield();
+        assert_int_equal(atomic_load(&n_asked_bytes), want);
+    }
+    readahead_free(ra);
+    close_fixture(&f);
+}
+
 /* -------------------------------------------------------------------------------------------- errors */
 
 static void refuses_panels_outside_of_tensors(void **state)
@@ -461,6 +494,7 @@ int main(void)
         in_dir(terms_are_added_in_canonical_order),
         in_dir(a_placement_lives_as_long_as_a_reader_is_inside),
         in_dir(read_ahead_and_drop_behind_change_no_byte),
+        in_dir(a_layer_is_asked_for_ahead),
         in_dir(refuses_panels_outside_of_tensors),
         in_dir(a_base_truncated_under_a_reader_is_an_error),
         in_dir(C93_anonymous_memory_stays_flat),
