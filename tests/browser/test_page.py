@@ -245,6 +245,13 @@ class Page(unittest.TestCase):
         wait_for("the strength is applied", lambda: server.strengths() == {"noto": 0.6, "turbo": 0.5})
         status = server.get("/v1/status")
         self.assertEqual(({a["nickname"]: a["alpha"] for a in status["adapters"]}, status["merge_dtype"]), ({"noto": 2.5, "turbo": None}, "f32"))
+
+        # A picture with strengths of its own begins with what the server applies, precision included.
+        self.assertEqual(server.ask("POST", "/v1/set_lora", {"lora_nickname": "noto", "strength": 0.5, "merge_dtype": "f32"})[0], 200)
+        wait_for("the page follows", lambda: b.run("return document.getElementById('s-noto').value;") == "0.5")
+        b.tab_to("own")
+        b.press("Space")
+        self.assertEqual(self.draw_by_keyboard(0)[3], server.get("/v1/status")["composition"])
         self.assert_sound()
 
     def test_can_be_read_and_reached(self):

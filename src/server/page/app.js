@@ -490,8 +490,10 @@ function drawBody() {
   if (guidance === 0) { $("guidance").focus(); throw new ApiError("The guidance is more than 0; 1 draws without."); }
   if (guidance !== undefined) body.guidance_scale = guidance;
   body.seed = seed === undefined ? Math.floor(Math.random() * 1e6) : seed;
-  if ($("own").checked)
-    body.loras = [...$("own-list").children].filter((row) => row.strength !== 0).map((row) => ({ nickname: row.dataset.nickname, strength: row.strength }));
+  if ($("own").checked) {
+    const precision = state.status.adapters.length ? { merge_dtype: state.status.merge_dtype } : {};
+    body.loras = [...$("own-list").children].filter((row) => row.strength !== 0).map((row) => ({ nickname: row.dataset.nickname, strength: row.strength, ...precision }));
+  }
   return body;
 }
 
