@@ -389,6 +389,9 @@ static void force_replaces_a_checkpoint_and_nothing_else(void **state)
     f.ckpt = NULL;
     make_sharded(&f.model, base);
     fx_compose(&f, base, 0.75, PF_MERGE_BASE);
+    assert_int_equal(pf_merge(f.ckpt, f.comp, file, &force, NULL, &err), PF_E_EXISTS);
+    assert_err(&err, PF_E_EXISTS, "is no directory, and this checkpoint is one");
+    assert_true(fx_same_file(file, test_path(state, "want")));
     assert_int_equal(mkdir(out, 0700), 0);
     put(out, "diary.txt", "dear");
     assert_int_equal(pf_merge(f.ckpt, f.comp, out, &force, NULL, &err), PF_E_EXISTS);
