@@ -30,6 +30,7 @@ static struct disk {
     size_t n_nodes;
     unsigned n_undurable; /* names that were given to bytes that a power cut would lose */
     unsigned n_syncs, n_write_backs; /* calls */
+    unsigned n_behind, n_behind_max; /* ranges whose write-back was started and not waited for */
     unsigned i_failing;              /* this start of a write-back fails, from 1; 0: none */
     dev_t dev_failed;
     ino_t ino_failed;       /* 0: none yet */
@@ -139,6 +140,8 @@ int sync_file_range(int fd, off64_t off, off64_t n, unsigned flags)
         disk.dev_failed = st.st_dev;
         disk.ino_failed = st.st_ino;
     }
+    disk.n_behind += flags == SYNC_FILE_RANGE_WRITE ? 1 : disk.n_behind ? -1u : 0;
+    disk.n_behind_max = disk.n_behind > disk.n_behind_max ? disk.n_behind : disk.n_behind_max;
     if (flags != SYNC_FILE_RANGE_WRITE && disk_tells_error(fd)) {
         errno = EIO;
         return -1;
@@ -150,6 +153,7 @@ static int disk_sync(int fd)
 {
     struct disk_node *n = disk_node_of_fd(fd);
     disk.n_syncs++;
+    disk.n_behind = 0;
     if (disk_tells_error(fd)) {
         errno = EIO;
         return -1;
