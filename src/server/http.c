@@ -17,6 +17,7 @@
 #include <strings.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -513,16 +514,21 @@ static void refuse_at_door(void *ctx, const struct head_refusal *why, struct str
     const struct http_handlers *on = &h->opts.handlers;
     struct http_request *req = mem_calloc(1, sizeof(*req));
     struct http_response r = {0};
+    const time_t now = time(NULL);
+    char date[40] = "";
+    struct tm tm;
 
     if (!req)
         return;
+    if (gmtime_r(&now, &tm))
+        (void)strftime(date, sizeof(date), "%a, %d %b %Y %H:%M:%S GMT", &tm);
     make_id(h, req);
     (void)snprintf(req->method, sizeof(req->method), "-");
     (void)snprintf(req->path, sizeof(req->path), "-");
     req->t_start_ns = clock_ns();
     on->refuse(on->ctx, req, why->status, why->code, why->text, &r);
-    strbuf_addf(out, "HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %zu\r\n",
-                status_line(r.status), r.body.n);
+    strbuf_addf(out, "HTTP/1.1 %s\r\nDate: %s\r\nConnection: close\r\nContent-Length: %zu\r\n",
+                status_line(r.status), date, r.body.n);
     if (r.content_type)
         strbuf_addf(out, "Content-Type: %s\r\n", r.content_type);
     for (size_t i = 0; i < r.n_headers; i++)

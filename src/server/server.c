@@ -419,6 +419,7 @@ int server_run(const struct server_opts *opts, bool *out_is_cut, pf_error *err)
     struct service *s = mem_calloc(1, sizeof(*s));
     struct ticker *ticker = NULL;
     sigset_t set, before;
+    struct sigaction hup;
     int rc;
 
     if (!s)
@@ -433,6 +434,8 @@ int server_run(const struct server_opts *opts, bool *out_is_cut, pf_error *err)
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGTERM);
     (void)sigaddset(&set, SIGINT);
+    if (!sigaction(SIGHUP, NULL, &hup) && hup.sa_handler != SIG_IGN) /* as nohup wants it */
+        (void)sigaddset(&set, SIGHUP);                               /* a terminal that closes */
     (void)pthread_sigmask(SIG_BLOCK, &set, &before); /* inherited by every thread from here on */
     (void)signal(SIGPIPE, SIG_IGN);
     raise_descriptors(&o);

@@ -66,7 +66,7 @@ struct server_opts {
 };
 
 /*
- * SIGTERM and SIGINT are taken by this call, which must be made before the process starts other threads: the first drains, the
+ * SIGTERM, SIGINT and SIGHUP are taken by this call, which must be made before the process starts other threads: the first drains, the
  * second stops at once. *out_is_cut: generations were cancelled by the end of the drain or by the second signal.
  */
 int server_run(const struct server_opts *opts, bool *out_is_cut, pf_error *err);

@@ -40,6 +40,24 @@ class Process(unittest.TestCase):
         self.assertEqual(server.get("/health").status, 200)
         self.assertEqual(self.start("--connections", "1000", limits={resource.RLIMIT_NOFILE: (100, 4000)}).log(), "")
 
+    def test_a_terminal_that_closes_leaves_nothing_behind(self):
+        directory = self.dir()
+        server = self.start(env={"TMPDIR": directory})
+        self.assertEqual(server.draw(response_format="url").status, 200)
+        self.assertEqual(len(os.listdir(directory)), 1)
+        self.assertEqual(server.stop(signal.SIGHUP), 0)
+        self.assertEqual((os.listdir(directory), os.path.exists(server.path)), ([], False))
+
+    def test_nohup_is_respected(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGHUP, before)
+        server = self.start()
+        server.process.send_signal(signal.SIGHUP)
+        self.assertEqual(server.get("/ready").status, 200)
+        server.process.send_signal(signal.SIGHUP)
+        self.assertEqual(server.draw().status, 200)
+        self.assertEqual(server.stop(), 0)
+
     def test_no_log(self):
         server = self.start("--log", "none")
         server.get("/health")
