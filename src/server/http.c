@@ -30,6 +30,9 @@
 #define N_POOL_FACTOR                                                                              \
     4 /* of the header limit: a head, what the library makes of it, and its answer's */
 
+/* The door counts; the library still has some that we were told are gone. */
+#define N_LEAVING 64
+
 struct http {
     struct MHD_Daemon *daemon;
     struct door *door;
@@ -581,7 +584,7 @@ static int start_daemon(struct http *h, pf_error *err)
 {
     struct MHD_OptionItem items[] = {
         {MHD_OPTION_EXTERNAL_LOGGER, (intptr_t)on_log, NULL},
-        {MHD_OPTION_CONNECTION_LIMIT, h->opts.n_connections_max, NULL},
+        {MHD_OPTION_CONNECTION_LIMIT, h->opts.n_connections_max + N_LEAVING, NULL},
         {MHD_OPTION_CONNECTION_MEMORY_LIMIT, (intptr_t)(N_POOL_FACTOR * h->opts.n_header_max),
          NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, h->opts.reply_ms / 1000 + 1, NULL},
