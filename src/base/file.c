@@ -49,11 +49,11 @@ static int open_regular(const char *path, struct stat *out_st, int *out_fd, pf_e
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return err_sys(err, errno, "open '%s'", path);
+        return err_sys(err, errno, "cannot open '%s'", path);
     if (fstat(fd, out_st)) {
         const int saved = errno;
         (void)close(fd); /* nothing was written */
-        return err_sys(err, saved, "stat '%s'", path);
+        return err_sys(err, saved, "cannot stat '%s'", path);
     }
     if (!S_ISREG(out_st->st_mode)) {
         (void)close(fd);
@@ -78,8 +78,8 @@ int file_map_open(struct file_map *m, const char *path, pf_error *err)
         if (p == MAP_FAILED) {
             const int saved = errno;
             (void)close(fd);
-            return err_sys(err, saved, "map %llu bytes of '%s'", (unsigned long long)map.n_bytes,
-                           path);
+            return err_sys(err, saved, "cannot map %llu bytes of '%s'",
+                           (unsigned long long)map.n_bytes, path);
         }
         map.p = p;
         map.i_guard = guard_register(p, map.n_bytes);
@@ -132,7 +132,7 @@ int file_map_check_stamp(const struct file_map *m, const struct file_stamp *want
 {
     struct stat st;
     if (fstat(m->fd, &st))
-        return err_sys(err, errno, "stat '%s'", path);
+        return err_sys(err, errno, "cannot stat '%s'", path);
     const struct file_stamp now = stamp_of(&st);
     if (now.n_bytes < m->n_bytes || guard_tripped(m->i_guard))
         return err_set(err, PF_E_TRUNCATED, "'%s' shrank from %llu to %llu bytes while in use",
@@ -151,7 +151,7 @@ int file_pread(int fd, void *p, size_t n_bytes, uint64_t off, const char *path, 
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return err_sys(err, errno, "read %zu bytes of '%s' at %llu", n_bytes, path,
+            return err_sys(err, errno, "cannot read %zu bytes of '%s' at %llu", n_bytes, path,
                            (unsigned long long)off);
         if (!got)
             return err_set(err, PF_E_TRUNCATED, "'%s' ends at %llu, %zu bytes wanted from %llu",
@@ -190,7 +190,7 @@ int file_read_all(const char *path, size_t n_bytes_max, char **out_p, size_t *ou
             if (got < 0 && errno == EINTR)
                 continue;
             if (got < 0) {
-                rc = err_sys(err, errno, "read '%s'", path);
+                rc = err_sys(err, errno, "cannot read '%s'", path);
                 goto out;
             }
             if (!got)
@@ -241,7 +241,7 @@ int file_pwrite(int fd, const void *p, size_t n_bytes, uint64_t off, const char 
     if (fault == FAULT_TEAR)
         fault_die();
     if (sys_errno)
-        return err_sys(err, sys_errno, "write %zu bytes to '%s' at %llu", n_bytes, path,
+        return err_sys(err, sys_errno, "cannot write %zu bytes to '%s' at %llu", n_bytes, path,
                        (unsigned long long)off);
     return PF_OK;
 }
@@ -283,19 +283,20 @@ int file_copy_range(int fd_in, uint64_t off_in, int fd_out, uint64_t off_out, ui
         if ((fault == FAULT_TEAR || fault == FAULT_SHORT) && n_now > 1)
             n_now /= 2;
         off64_t in = (off64_t)(off_in + n), out = (off64_t)(off_out + n);
-        int sys_errno = fault_errno(fault);
+        int sys_errno;
         ssize_t put = -1;
         do {
+            sys_errno = fault_errno(fault);
             if (!sys_errno && (put = copy_file_range(fd_in, &in, fd_out, &out, n_now, 0)) < 0)
                 sys_errno = errno;
-        } while (sys_errno == EINTR && !(sys_errno = 0));
+        } while (sys_errno == EINTR);
         if (fault == FAULT_TEAR)
             fault_die();
         if (put < 0 && is_copy_unsupported(sys_errno))
             return copy_by_buffer(fd_in, off_in + n, fd_out, off_out + n, n_bytes - n, path_out,
                                   err);
         if (put < 0)
-            return err_sys(err, sys_errno, "copy %llu bytes to '%s' at %llu",
+            return err_sys(err, sys_errno, "cannot copy %llu bytes to '%s' at %llu",
                            (unsigned long long)n_bytes, path_out, (unsigned long long)off_out);
         if (!put)
             return err_set(err, PF_E_TRUNCATED,
@@ -323,8 +324,8 @@ int file_reserve(int fd, uint64_t n_bytes, const char *path, pf_error *err)
     if (sys_errno == EOPNOTSUPP || sys_errno == ENOSYS)
         return PF_OK; /* the writes themselves will find out */
     if (sys_errno)
-        return err_sys(err, sys_errno, "reserve %llu bytes for '%s'", (unsigned long long)n_bytes,
-                       path);
+        return err_sys(err, sys_errno, "cannot reserve %llu bytes for '%s'",
+                       (unsigned long long)n_bytes, path);
     return PF_OK;
 }
 

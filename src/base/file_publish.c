@@ -37,7 +37,7 @@ int file_sync_dir(const char *dir, pf_error *err)
     int sys_errno = fault_errno(fault);
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return err_sys(err, errno, "open directory '%s'", dir);
+        return err_sys(err, errno, "cannot open directory '%s'", dir);
     if (!sys_errno && fsync(fd))
         sys_errno = errno;
     (void)close(fd); /* only synced */
@@ -161,7 +161,7 @@ static int lock_try(struct file_lock *l, const char *path, int operation, pf_err
         if (fd < 0 && (errno == EISDIR || errno == EACCES || errno == EROFS))
             fd = open(path, O_RDONLY | O_CLOEXEC); /* a lock needs no write access */
         if (fd < 0)
-            return err_sys(err, errno, "open lock '%s'", path);
+            return err_sys(err, errno, "cannot open lock '%s'", path);
         int sys_errno = 0;
         while (flock(fd, operation | LOCK_NB)) {
             if (errno != EINTR) {
@@ -177,7 +177,7 @@ static int lock_try(struct file_lock *l, const char *path, int operation, pf_err
         if (sys_errno == EWOULDBLOCK)
             return err_set(err, PF_E_BUSY, "'%s' is locked by another process", path);
         if (sys_errno)
-            return err_sys(err, sys_errno, "lock '%s'", path);
+            return err_sys(err, sys_errno, "cannot lock '%s'", path);
     }
     return err_set(err, PF_E_BUSY, "'%s' is replaced faster than it can be locked", path);
 }

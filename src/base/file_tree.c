@@ -101,7 +101,7 @@ int file_realpath(const char *path, char **out, pf_error *err)
 {
     char *p = realpath(path, NULL);
     if (!p)
-        return err_sys(err, errno, "resolve '%s'", path);
+        return err_sys(err, errno, "cannot resolve '%s'", path);
     char *ours = mem_strdup(p); /* of our allocator, so that mem_free takes it */
     free(p);
     if (!ours)
@@ -131,7 +131,7 @@ int file_mkdirs(const char *dir, pf_error *err)
         const char saved = path[i];
         path[i] = '\0';
         if (mkdir(path, 0777) && errno != EEXIST)
-            rc = err_sys(err, errno, "create directory '%s'", path);
+            rc = err_sys(err, errno, "cannot create directory '%s'", path);
         else if (i == n && file_kind(path) != FILE_DIRECTORY)
             rc = err_set(err, PF_E_EXISTS, "'%s' exists and is not a directory", path);
         path[i] = saved;
@@ -190,7 +190,8 @@ static int remove_in(int fd_dir, const char *name, unsigned depth)
 int file_remove_tree(const char *path, pf_error *err)
 {
     const int sys_errno = remove_in(AT_FDCWD, path, 0);
-    return sys_errno && sys_errno != ENOTDIR ? err_sys(err, sys_errno, "remove '%s'", path) : PF_OK;
+    return sys_errno && sys_errno != ENOTDIR ? err_sys(err, sys_errno, "cannot remove '%s'", path)
+                                             : PF_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- listing */
@@ -204,7 +205,7 @@ int file_list(const char *dir, char ***out_names, size_t *out_n, pf_error *err)
 {
     DIR *d = opendir(dir);
     if (!d)
-        return err_sys(err, errno, "open directory '%s'", dir);
+        return err_sys(err, errno, "cannot open directory '%s'", dir);
     char **names = NULL;
     size_t n = 0, cap = 0;
     int rc = PF_OK;
@@ -213,7 +214,7 @@ int file_list(const char *dir, char ***out_names, size_t *out_n, pf_error *err)
         const struct dirent *e = readdir(d);
         if (!e) {
             if (errno)
-                rc = err_sys(err, errno, "read directory '%s'", dir);
+                rc = err_sys(err, errno, "cannot read directory '%s'", dir);
             break;
         }
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))

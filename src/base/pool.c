@@ -116,7 +116,7 @@ int pool_new(unsigned n_threads, struct pool **out_pool, pf_error *err)
         const int rc = start_worker(w);
         if (rc) {
             pool_free(pool);
-            return err_sys(err, rc, "thread %u of %u", w->i_worker + 1, n_threads);
+            return err_sys(err, rc, "cannot start thread %u of %u", w->i_worker + 1, n_threads);
         }
     }
     *out_pool = pool;

@@ -159,7 +159,7 @@ int peak_start(struct peak **out, pf_error *err)
         (void)pthread_cond_destroy(&p->stop);
         (void)pthread_mutex_destroy(&p->mu);
         mem_free(p);
-        return err_sys(err, rc, "memory sampler: thread");
+        return err_sys(err, rc, "cannot start the memory sampler");
     }
     *out = p;
     return PF_OK;

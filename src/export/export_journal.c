@@ -75,10 +75,10 @@ int journal_open(struct journal *j, const char *path, const struct export_plan *
         return err_nomem(err, 0, "a path");
     new.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (new.fd < 0)
-        rc = err_sys(err, errno, "open '%s'", path);
+        rc = err_sys(err, errno, "cannot open '%s'", path);
     if (!rc && !new.off_bytes) {
         if (ftruncate(new.fd, 0)) /* another output's, or torn in the head */
-            rc = err_sys(err, errno, "truncate '%s'", path);
+            rc = err_sys(err, errno, "cannot truncate '%s'", path);
         if (!rc)
             rc = file_pwrite(new.fd, &head, sizeof head, 0, path, err);
         new.off_bytes = sizeof head;

@@ -46,7 +46,7 @@ int plan_add_file(struct export_plan *plan, const char *rel, const char *path_in
     else if (f->text.n)
         f->n_bytes = f->text.n;
     else if (stat(path_in, &info))
-        return err_sys(err, errno, "stat '%s'", path_in);
+        return err_sys(err, errno, "cannot stat '%s'", path_in);
     else
         f->n_bytes = (uint64_t)info.st_size;
     return PF_OK;
@@ -330,7 +330,7 @@ static int identify(struct export_plan *plan, pf_error *err)
         /* The content id samples. One process can afford to start over when a date changed; hosts with copies cannot. */
         if (plan->n_parts == 1 || !f->st) {
             if (stat(f->path_in, &info))
-                rc = err_sys(err, errno, "stat '%s'", f->path_in);
+                rc = err_sys(err, errno, "cannot stat '%s'", f->path_in);
             else if (plan->n_parts == 1)
                 hasher_add_u64(h, (uint64_t)info.st_mtim.tv_sec * 1000000000u +
                                       (uint64_t)info.st_mtim.tv_nsec);

@@ -209,7 +209,7 @@ static int discard(struct stage *s, pf_error *err)
     char **names = NULL;
     size_t n = 0;
     if (unlink(s->plan_file) && errno != ENOENT)
-        return err_sys(err, errno, "remove '%s'", s->plan_file);
+        return err_sys(err, errno, "cannot remove '%s'", s->plan_file);
     int rc = file_sync_dir(s->dir, err); /* no plan before anything else is gone */
     if (!rc)
         rc = file_list(s->dir, &names, &n, err);
@@ -251,10 +251,10 @@ static int make_file(const struct out_file *f, pf_error *err)
         return rc;
     const int fd = open(f->path_out, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
-        return err_sys(err, errno, "create '%s'", f->path_out);
+        return err_sys(err, errno, "cannot create '%s'", f->path_out);
     rc = file_reserve(fd, f->n_bytes, f->path_out, err);
     if (!rc && ftruncate(fd, (off_t)f->n_bytes)) /* where nothing could be reserved */
-        rc = err_sys(err, errno, "size '%s'", f->path_out);
+        rc = err_sys(err, errno, "cannot set the size of '%s'", f->path_out);
     (void)close(fd); /* nothing was written */
     return rc;
 }
@@ -353,7 +353,7 @@ static int make_dir(const struct stage *s, pf_error *err)
     if (!mkdir(s->dir, 0777))
         return PF_OK;
     if (errno != EEXIST)
-        return err_sys(err, errno, "create directory '%s'", s->dir);
+        return err_sys(err, errno, "cannot create directory '%s'", s->dir);
     const int rc = file_list(s->dir, &names, &n, err);
     if (rc == PF_E_NOTFOUND && file_kind(s->dir) == FILE_ABSENT)
         return PF_OK; /* just removed by whoever published: the locks will tell */

@@ -79,7 +79,7 @@ static int sync_file(const struct out_file *f, pf_error *err)
         return file_sync(f->fd_out, f->path_out, err);
     const int fd = open(f->path_out, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
-        return err_sys(err, errno, "open '%s'", f->path_out);
+        return err_sys(err, errno, "cannot open '%s'", f->path_out);
     const int rc = file_sync(fd, f->path_out, err);
     (void)close(fd); /* synced */
     return rc;
@@ -184,7 +184,7 @@ static int copy_plain(const struct out_file *f, const struct item *item, pf_erro
     const int in = open(f->path_in, O_RDONLY | O_CLOEXEC);
     const int out = open(f->path_out, O_WRONLY | O_CLOEXEC);
     if (in < 0 || out < 0)
-        rc = err_sys(err, errno, "open '%s'", in < 0 ? f->path_in : f->path_out);
+        rc = err_sys(err, errno, "cannot open '%s'", in < 0 ? f->path_in : f->path_out);
     else if (item->kind == ITEM_TEXT)
         rc = file_pwrite(out, f->text.p + item->off_in, item->n_bytes, item->off_out, f->path_out,
                          err);
@@ -318,7 +318,7 @@ static int open_outputs(struct run *r, pf_error *err)
         f->fd_out = open(f->path_out, O_RDWR | O_CLOEXEC);
         f->fd_wait = f->fd_out < 0 ? -1 : open(f->path_out, O_RDWR | O_CLOEXEC);
         if (f->fd_wait < 0)
-            return err_sys(err, errno, "open '%s'", f->path_out);
+            return err_sys(err, errno, "cannot open '%s'", f->path_out);
     }
     return PF_OK;
 }

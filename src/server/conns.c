@@ -177,7 +177,7 @@ int conns_new(const struct conns_opts *opts, struct conns **out_conns, pf_error 
     }
     rc = pthread_create(&c->thread, NULL, run, c);
     if (rc) {
-        rc = err_sys(err, rc, "thread that watches connections");
+        rc = err_sys(err, rc, "cannot start the thread that watches connections");
         conns_free(c);
         return rc;
     }

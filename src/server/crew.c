@@ -102,7 +102,7 @@ int crew_run(struct crew *c, crew_fn fn, void *ctx, pf_error *err)
     if (rc) {
         mem_free(task);
         leave(c);
-        return err_sys(err, rc, "thread of a request");
+        return err_sys(err, rc, "cannot start a thread for a request");
     }
     return PF_OK;
 }

@@ -333,12 +333,12 @@ static int start_threads(struct queue *q, pf_error *err)
         *w = (struct worker){.q = q, .i_worker = i};
         rc = pthread_create(&w->thread, NULL, worker_main, w);
         if (rc)
-            return err_sys(err, rc, "worker %u of the generation queue", i);
+            return err_sys(err, rc, "cannot start worker %u of the generation queue", i);
         q->n_started++;
     }
     rc = pthread_create(&q->clerk, NULL, clerk_main, q);
     if (rc)
-        return err_sys(err, rc, "clerk of the generation queue");
+        return err_sys(err, rc, "cannot start the clerk of the generation queue");
     q->has_clerk = true;
     return PF_OK;
 }

@@ -116,7 +116,7 @@ int ticker_start(struct service *s, struct ticker **out_ticker, pf_error *err)
         (void)pthread_cond_destroy(&t->wake);
         (void)pthread_mutex_destroy(&t->mu);
         mem_free(t);
-        return err_sys(err, rc, "thread of the ticker");
+        return err_sys(err, rc, "cannot start the ticker");
     }
     *out_ticker = t;
     return PF_OK;
