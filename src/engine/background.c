@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "engine/engine_int.h"
 
-#define LOW_PRIORITY      10
+#define LOW_PRIORITY      10 /* more than whoever opened the engine; the system cuts it at 19 */
 #define IOPRIO_IDLE       (3 << 13) /* IOPRIO_CLASS_IDLE, see ioprio_set(2) */
 #define POLL_NS           20000000  /* readers to leave, another process to finish */
 #define GENERATIONS_WORTH 3
@@ -206,8 +206,9 @@ static void *run(void *arg)
 {
     struct pf_engine *e = arg;
     struct pool *pool = NULL;
+    const id_t self = (id_t)syscall(SYS_gettid);
     /* Before the pool starts: its threads inherit both. Refusal is no error, the work is merely less polite. */
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LOW_PRIORITY);
+    (void)setpriority(PRIO_PROCESS, self, getpriority(PRIO_PROCESS, self) + LOW_PRIORITY);
     (void)syscall(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, IOPRIO_IDLE);
     /* Half of the CPUs unless told: low priority shares a CPU fairly, but not the memory bandwidth that readers live on. */
     unsigned n = e->opts.n_threads ? e->opts.n_threads : (pool_default_threads() + 1) / 2;
