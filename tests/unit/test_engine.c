@@ -210,9 +210,11 @@ static void a_copy_is_taken_from_readers_before_it_is_rewritten(void **state)
     assert_same(layer_bytes_of(&f, early, noto, i_layer), want);
     assert_ok(pf_reader_enter(late, i_layer, &err), &err);
     pf_reader_leave(early);
+    const uint64_t t_end = clock_ns() + 60000000000;
     do /* until the copy holds turbo's */
         assert_ok(pf_engine_layer_status(f.engine, i_layer, &s, &err), &err);
-    while (strcmp(s.place, "resident") != 0);
+    while (strcmp(s.place, "resident") != 0 && clock_ns() < t_end);
+    assert_string_equal(s.place, "resident");
     assert_same(layer_bytes_of(&f, late, noto, i_layer), want);
     pf_reader_leave(late);
     assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
