@@ -82,12 +82,9 @@ static int load_own(struct service *s, struct lora_request *lr, size_t i, struct
 {
     struct pf_engine_lora *l = &lr->loras[i];
     char *nickname = NULL;
-    int rc;
+    int rc = book_load_passing(s->book, l->nickname, lr->paths[i], undo, &nickname, &no->status,
+                               &no->err);
 
-    if (!lr->paths[i])
-        return book_load(s->book, l->nickname, NULL, undo, &no->status, &no->err);
-    rc = book_load_passing(s->book, l->nickname, lr->paths[i], undo, &nickname, &no->status,
-                           &no->err);
     if (rc)
         return rc;
     l->nickname = arena_strndup(&lr->arena, nickname, strlen(nickname));

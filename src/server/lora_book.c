@@ -469,13 +469,15 @@ int book_load_passing(struct lora_book *b, const char *wanted, const char *text,
 {
     char *path = NULL, *nickname = NULL;
     bool is_passing = false;
-    int rc = book_resolve(b, text, &path, out_status, err);
+    int rc =
+        text ? book_resolve(b, text, &path, out_status, err) : refresh(b, wanted, out_status, err);
 
-    if (!rc && !(nickname = free_nickname(b, wanted, text, path, &is_passing))) {
-        *out_status = 503;
-        rc = err_nomem(err, strlen(text), "a nickname");
+    if (!rc) {
+        nickname = path ? free_nickname(b, wanted, text, path, &is_passing) : mem_strdup(wanted);
+        *out_status = nickname ? *out_status : 503;
+        rc = nickname ? PF_OK : err_nomem(err, strlen(wanted), "a nickname");
     }
-    if (!rc)
+    if (!rc && path)
         rc = load_resolved(b, nickname, text, path, undo, out_status, err);
     if (!rc && is_passing)
         mark_passing(b, nickname, true);

@@ -43,9 +43,9 @@ struct book_undo {
 int book_load(struct lora_book *b, const char *nickname, const char *text, struct book_undo *undo,
               int *out_status, pf_error *err);
 /*
- * For one request alone: under `wanted` when no other file has that nickname, else under another one, so that nobody's nickname
- * comes to mean another file. It makes room when BOOK_NICKNAMES_MAX are loaded, unless somebody named it since. *out_nickname is owned
- * by caller.
+ * For one request alone; text NULL as above. Under `wanted` when no other file has that nickname, else under another one, so that
+ * nobody's nickname comes to mean another file. It makes room when BOOK_NICKNAMES_MAX are loaded, unless book_load named it since.
+ * *out_nickname is owned by caller.
  */
 int book_load_passing(struct lora_book *b, const char *wanted, const char *text,
                       struct book_undo *undo, char **out_nickname, int *out_status, pf_error *err);

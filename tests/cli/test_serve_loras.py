@@ -189,7 +189,10 @@ class Loras(ServeCase):
         self.assertEqual(len(loaded), 256)
         self.assertIn("one-of-many-0.safetensors", loaded)  # somebody named it
         self.assertNotIn("one-of-many-1.safetensors", loaded)
+        oldest = min(loaded - {"one-of-many-0.safetensors"}, key=lambda name: int(name.split("-")[3].split(".")[0]))
+        self.drawn(loras=[{"nickname": oldest, "strength": 0}])  # which makes it nobody's either
         self.ok("/v1/load_lora", {"lora_nickname": "more", "lora_path": "noto"})
+        self.assertNotIn(oldest, {a["path"] for a in self.server.get("/v1/list_loras").json["loaded_adapters"]})
         self.reset()
         for i in range(256):
             self.ok("/v1/load_lora", {"lora_nickname": f"n{i}", "lora_path": "noto"})
