@@ -83,9 +83,8 @@ static int split_one(struct pf_adapter *a, uint32_t i_tensor, struct split_key *
     return PF_OK;
 }
 
-/* A dump of a whole model may hold several adapters. One of them is what was meant, never a mixture. */
-static int check_one_adapter(const struct pf_adapter *a, const struct split_key *keys, size_t n,
-                             pf_error *err)
+/* A dump of a whole model may hold several adapters. Each of their modules is whole, so they are used, but hardly as was meant. */
+static void remark_names(struct pf_adapter *a, const struct split_key *keys, size_t n)
 {
     const struct split_key *first = NULL;
     for (size_t i = 0; i < n; i++) {
@@ -93,15 +92,15 @@ static int check_one_adapter(const struct pf_adapter *a, const struct split_key 
             continue;
         if (first == NULL)
             first = &keys[i];
-        if (!str_eq(first->adapter, keys[i].adapter))
-            return err_set(err, PF_E_CONFLICT,
-                           "adapter '%s' holds two: '%s' is of '%.*s', '%s' is of '%.*s': save "
-                           "each to a file of its own",
-                           a->path, a->tensors[first->i_tensor].name.p, (int)first->adapter.n,
-                           first->adapter.p, a->tensors[keys[i].i_tensor].name.p,
-                           (int)keys[i].adapter.n, keys[i].adapter.p);
+        if (str_eq(first->adapter, keys[i].adapter))
+            continue;
+        notes_addf(&a->notes,
+                   "warning: it holds the modules of several adapters, '%.*s' and '%.*s' among "
+                   "them: all are used",
+                   (int)first->adapter.n, first->adapter.p, (int)keys[i].adapter.n,
+                   keys[i].adapter.p);
+        return;
     }
-    return PF_OK;
 }
 
 static int split_keys(struct pf_adapter *a, struct split_key **out, size_t *out_n, pf_error *err)
@@ -155,6 +154,28 @@ static int add_leaf(struct pf_adapter *a, struct ad_module *m, const struct spli
     return PF_OK;
 }
 
+/* A of one adapter and B of another are no pair. Keys [lo, hi) are those of m. */
+static int check_names(const struct pf_adapter *a, const struct ad_module *m,
+                       const struct split_key *keys, size_t lo, size_t hi, pf_error *err)
+{
+    const struct split_key *first = NULL;
+    for (size_t i = lo; i < hi; i++) {
+        bool is_used = m->leaf[keys[i].leaf] == (int32_t)keys[i].i_tensor;
+        if (!is_used || keys[i].adapter.n == 0)
+            continue;
+        if (first == NULL)
+            first = &keys[i];
+        if (!str_eq(first->adapter, keys[i].adapter))
+            return err_set(err, PF_E_CONFLICT,
+                           "adapter '%s': '%s' is of adapter '%.*s', '%s' is of '%.*s': the "
+                           "factors of two adapters do not belong together",
+                           a->path, a->tensors[first->i_tensor].name.p, (int)first->adapter.n,
+                           first->adapter.p, a->tensors[keys[i].i_tensor].name.p,
+                           (int)keys[i].adapter.n, keys[i].adapter.p);
+    }
+    return PF_OK;
+}
+
 /* Keys [lo, hi) share a module. An alpha or scale without factors is judged with the unknown keys. */
 static int add_module(struct pf_adapter *a, const struct split_key *keys, size_t lo, size_t hi,
                       pf_error *err)
@@ -181,7 +202,7 @@ static int add_module(struct pf_adapter *a, const struct split_key *keys, size_t
         a->tensors[keys[i].i_tensor].i_module = (int32_t)a->n_modules;
     }
     a->n_modules++;
-    return PF_OK;
+    return check_names(a, m, keys, lo, hi, err);
 }
 
 /* A leaf that is not known on a module that is: the adapter says something that would be lost (C49). */
@@ -273,9 +294,8 @@ int modules_build(struct pf_adapter *a, pf_error *err)
     int rc = split_keys(a, &keys, &n, err);
     if (rc != PF_OK)
         return rc;
-    rc = check_one_adapter(a, keys, n, err);
-    if (rc == PF_OK)
-        rc = group_keys(a, keys, n, err);
+    remark_names(a, keys, n);
+    rc = group_keys(a, keys, n, err);
     mem_free(keys);
     if (rc == PF_OK)
         rc = check_unknown(a, err);

@@ -221,22 +221,37 @@ static void two_spellings_with_different_bytes_are_an_error(void **state)
     release(&b);
 }
 
-/* A dump of a model that held several: A of one and B of the other make no pair, and two whole ones are not one. */
-static void adapters_of_two_names_in_one_file_are_an_error(void **state)
+static void factors_of_two_adapters_make_no_pair(void **state)
 {
     const char *const *const files[] = {
         specs("x.lora_A.one.weight 2,6", "x.lora_B.two.weight 4,2"),
-        specs("x.lora_A.one.weight 2,6", "x.lora_B.one.weight 4,2", "y.lora_A.two.weight 2,6",
-              "y.lora_B.two.weight 4,2"),
         specs("x.hada_w1_a.one 4,2", "x.hada_w1_b.one 2,6", "x.hada_w2_a.two 4,2",
               "x.hada_w2_b.two 2,6"),
     };
     for (size_t i = 0; i < PF_COUNTOF(files); i++) {
         struct built b = {0};
         assert_int_equal(open_file(&b, state, files[i]), PF_E_CONFLICT);
-        assert_err(&b.err, PF_E_CONFLICT, "is of 'one'", "is of 'two'");
+        assert_err(&b.err, PF_E_CONFLICT, "'one'", "'two'", "do not belong together");
         release(&b);
     }
+}
+
+static void modules_of_several_adapters_are_remarked(void **state)
+{
+    struct built b = {0};
+    assert_ok(open_file(&b, state,
+                        specs("x.lora_A.one.weight 2,6", "x.lora_B.one.weight 4,2",
+                              "y.lora_A.two.weight 2,6", "y.lora_B.two.weight 4,2",
+                              "z.lora_A.weight 2,6", "z.lora_B.weight 4,2")),
+              &b.err);
+    assert_non_null(adapter_note_with(&b, "warning: it holds the modules of several adapters, "
+                                          "'one' and 'two' among them"));
+    assert_ok(open_file(&b, state,
+                        specs("x.lora_A.one.weight 2,6", "x.lora_B.one.weight 4,2",
+                              "z.lora_A.weight 2,6", "z.lora_B.weight 4,2")),
+              &b.err);
+    assert_null(adapter_note_with(&b, "several adapters"));
+    release(&b);
 }
 
 static void the_same_factors_with_another_alpha_are_an_error(void **state)
@@ -608,7 +623,8 @@ int main(void)
         in_dir(factors_of_a_dtype_without_numbers_are_refused),
         in_dir(two_spellings_with_the_same_bytes_are_used_once),
         in_dir(two_spellings_with_different_bytes_are_an_error),
-        in_dir(adapters_of_two_names_in_one_file_are_an_error),
+        in_dir(factors_of_two_adapters_make_no_pair),
+        in_dir(modules_of_several_adapters_are_remarked),
         in_dir(the_same_factors_with_another_alpha_are_an_error),
         in_dir(duplicate_keys_in_the_header_are_an_error),
         in_dir(alphas_of_every_spelling_are_exact),
