@@ -304,6 +304,8 @@ struct pf_fidelity {
     double fraction_changed;
     uint64_t n_elements; /* looked at: all up to 2^20, else rows at a fixed stride */
 };
+/* A survival below this is worth a warning: much of what was asked for is rounded away, and PF_MERGE_F32 would keep it. */
+#define PF_SURVIVAL_WARN 0.9
 /* Computed by the first call, which reads a part of the base, and remembered. PF_E_NOMEM, PF_E_TRUNCATED. */
 PF_API int pf_composition_fidelity(struct pf_composition *comp, struct pf_fidelity *out_fidelity,
                                    pf_error *err);

@@ -263,7 +263,7 @@ void change_json(struct json *doc, const struct pf_change_report *r)
 
 void change_warn(const struct out *o, const struct pf_change_report *r)
 {
-    if (r->n_tensors_changed && r->fidelity.survival < SURVIVAL_WARN)
+    if (r->n_tensors_changed && r->fidelity.survival < PF_SURVIVAL_WARN)
         out_warn(o,
                  "only %.0f %% of the change survives rounding to the dtype of the base; merge "
                  "dtype f32 keeps all of it",

@@ -263,7 +263,7 @@ void setup_warn(const struct out *o, const struct setup *s)
     pf_composition_info(s->comp, &info);
     for (uint32_t i = 0; (note = pf_composition_note(s->comp, i)); i++)
         say_note(o, note);
-    if (info.n_tensors_changed && s->fidelity.survival < SURVIVAL_WARN)
+    if (info.n_tensors_changed && s->fidelity.survival < PF_SURVIVAL_WARN)
         out_warn(o,
                  "only %.0f %% of the change survives rounding to the dtype of the base; "
                  "--merge-dtype f32 keeps all of it",

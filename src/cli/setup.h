@@ -9,8 +9,6 @@
 #include "cli/option.h"
 #include "cli/out.h"
 
-#define SURVIVAL_WARN 0.9
-
 struct setup {
     struct pf_checkpoint *ckpt;
     struct lora_spec *specs;

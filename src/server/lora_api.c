@@ -12,8 +12,7 @@
 #include "server/route.h"
 #include "server/service.h"
 
-#define SURVIVAL_WARN 0.9
-#define MIB           1048576.0
+#define MIB 1048576.0
 
 /* -------------------------------------------------------------------------------------------- replies */
 
@@ -35,7 +34,7 @@ static struct json *report_json(const char *message, const struct pf_change_repo
     json_set_z(doc, "way", r->way);
     json_set_real(doc, "survival", r->fidelity.survival);
     json_set_real(doc, "fraction_changed", r->fidelity.fraction_changed);
-    if (r->n_tensors_changed && r->fidelity.survival < SURVIVAL_WARN) {
+    if (r->n_tensors_changed && r->fidelity.survival < PF_SURVIVAL_WARN) {
         (void)snprintf(warning, sizeof(warning),
                        "only %.0f %% of the change survives rounding to the dtype of the base; "
                        "merge_dtype \"f32\" keeps all of it",

@@ -16,7 +16,6 @@
 
 #define MEASURE_NS      50000000u /* how long panels are merged to learn the speed */
 #define WRITE_RATE      1e9       /* bytes per second: an ordinary NVMe disk */
-#define SURVIVAL_WARN   0.9
 #define MEASURE_BYTES   ((size_t)4 << 20)
 #define N_UNMATCHED_MAX 200
 
@@ -190,7 +189,7 @@ static struct json *plan_json(struct plan *p)
     json_set_real(doc, "fraction_changed", p->fidelity.fraction_changed);
     for (uint32_t i = 0; (note = pf_composition_note(p->comp, i)); i++)
         json_add(notes, json_new_string(str_of(note)));
-    if (info.n_tensors_changed && p->fidelity.survival < SURVIVAL_WARN)
+    if (info.n_tensors_changed && p->fidelity.survival < PF_SURVIVAL_WARN)
         json_add(notes, json_new_string(str_of("much of the change is rounded away; merge_dtype "
                                                "\"f32\" keeps all of it")));
     json_set(doc, "notes", notes);
