@@ -54,6 +54,34 @@ static void every_block_is_sampled_with_the_stated_chance(void **state)
     }
 }
 
+/* With the right name on it, which no foreign file has: the tensors that it lacks are not looked for behind its end. */
+static void a_file_of_fewer_tensors_is_none_of_the_layer(void **state)
+{
+    const char *path = test_path(state, "none.safetensors");
+    struct fx fx;
+    struct layer_targets lt;
+    struct layer_digests d = {0};
+    struct st_layout *l;
+    struct st_file *f;
+    struct strbuf header = {0};
+    size_t next = 0;
+    fx_open(&fx, state, 1, 64, 64, 1);
+    assert_true(layer_targets_next(fx.comp, &next, &lt));
+    assert_ok(st_layout_new(&l, &fx.err), &fx.err);
+    assert_ok(
+        st_layout_meta(l, str_of("pageflip.composition"), str_of(fx.comp->digest_hex), &fx.err),
+        &fx.err);
+    assert_ok(st_layout_finish(l, 4096, &header, &fx.err), &fx.err);
+    write_file(path, header.p, header.n);
+    assert_ok(st_open(path, &f, &fx.err), &fx.err);
+    assert_int_equal(layer_file_check(fx.comp, &lt, f, &d, &fx.err), PF_E_MISMATCH);
+    assert_err(&fx.err, PF_E_MISMATCH, path, "holds 0 tensors, expected 1");
+    st_close(f);
+    st_layout_free(l);
+    strbuf_release(&header);
+    fx_close(&fx);
+}
+
 static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(void **state)
 {
     struct fx fx;
@@ -570,6 +598,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_sampled_with_the_stated_chance),
+        in_dir(a_file_of_fewer_tensors_is_none_of_the_layer),
         in_dir(a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling),
         in_dir(a_flipped_byte_of_a_small_entry_is_always_found),
         in_dir(no_byte_of_an_entry_is_beyond_proof),

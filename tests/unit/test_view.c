@@ -435,6 +435,29 @@ static void refuses_panels_outside_of_tensors(void **state)
     close_fixture(&f);
 }
 
+static void what_is_no_number_of_a_weight_is_read_as_it_is_alone(void **state)
+{
+    const char *path = test_path(state, "ids.safetensors");
+    float x[2] = {0};
+    struct pf_checkpoint *ckpt;
+    struct pf_view *view;
+    struct pf_reader *reader;
+    pf_error err;
+    write_ones(path, "{\"ids\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 1, 2);
+    assert_ok(pf_checkpoint_open(path, NULL, &ckpt, &err), &err);
+    assert_ok(pf_view_open(ckpt, NULL, &view, &err), &err);
+    assert_ok(pf_reader_new(view, &reader, &err), &err);
+    const struct pf_panel all = {.n_rows = 2};
+    assert_int_equal(pf_reader_read(reader, &all, PF_AS_F32, x, sizeof x, &err), PF_E_UNSUPPORTED);
+    assert_err(&err, PF_E_UNSUPPORTED, "'ids' of dtype I32 cannot be read as f32");
+    assert_true(x[0] == 0);
+    assert_ok(pf_reader_read(reader, &all, PF_NATIVE, x, sizeof x, &err), &err);
+    assert_true(x[0] == 1 && x[1] == 1);
+    pf_reader_free(reader);
+    pf_view_release(view);
+    pf_checkpoint_close(ckpt);
+}
+
 /* A base that shrinks while it is streamed is an error of the read, not a crash. */
 static void a_base_truncated_under_a_reader_is_an_error(void **state)
 {
@@ -496,6 +519,7 @@ int main(void)
         in_dir(read_ahead_and_drop_behind_change_no_byte),
         in_dir(a_layer_is_asked_for_ahead),
         in_dir(refuses_panels_outside_of_tensors),
+        in_dir(what_is_no_number_of_a_weight_is_read_as_it_is_alone),
         in_dir(a_base_truncated_under_a_reader_is_an_error),
         in_dir(C93_anonymous_memory_stays_flat),
     };
