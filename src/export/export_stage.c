@@ -410,8 +410,14 @@ static enum settled lock_part(struct stage *s, pf_error *err)
     mem_free(path);
     if (rc != PF_E_BUSY)
         return of_lock(rc);
-    (void)err_set(err, PF_E_BUSY, "part %u of %u of '%s' is being written by another process",
-                  s->plan->i_part + 1, s->plan->n_parts, s->out);
+    if (s->plan->n_parts == 1)
+        (void)err_set(err, PF_E_BUSY,
+                      "'%s' is being written by another process: wait for it, or choose another "
+                      "output",
+                      s->out);
+    else
+        (void)err_set(err, PF_E_BUSY, "part %u of %u of '%s' is being written by another process",
+                      s->plan->i_part + 1, s->plan->n_parts, s->out);
     return SETTLE_FAILED;
 }
 

@@ -533,6 +533,27 @@ static void a_partial_output_of_another_composition_is_started_over(void **state
     fx_close(&f);
 }
 
+static void an_output_that_another_process_writes_is_left_to_it(void **state)
+{
+    const char *out = test_path(state, "out");
+    const struct pf_merge_opts part = {.size = sizeof part, .n_parts = 2};
+    struct file_lock lock;
+    struct fx f;
+    pf_error err = {0};
+    fx_open(&f, state, 0.75);
+    assert_int_equal(mkdir(test_path(state, "out.partial"), 0700), 0);
+    assert_ok(file_lock_try(&lock, test_path(state, "out.partial/part.0"), &err), &err);
+    assert_int_equal(pf_merge(f.ckpt, f.comp, out, NULL, NULL, &err), PF_E_BUSY);
+    assert_err(&err, PF_E_BUSY, "out' is being written by another process: wait for it");
+    assert_null(strstr(err.msg, "part 1"));
+    assert_int_equal(pf_merge(f.ckpt, f.comp, out, &part, NULL, &err), PF_E_BUSY);
+    assert_err(&err, PF_E_BUSY, "part 1 of 2 of '", "out' is being written by another process");
+    assert_int_equal(file_kind(out), FILE_ABSENT);
+    file_lock_release(&lock);
+    assert_ok(pf_merge(f.ckpt, f.comp, out, NULL, NULL, &err), &err);
+    fx_close(&f);
+}
+
 static void parts_in_any_order_make_the_same_file(void **state)
 {
     static const uint32_t orders[][3] = {{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
@@ -607,6 +628,7 @@ int main(void)
         in_dir(a_base_that_changes_meanwhile_is_an_error),
         in_dir(a_cancelled_merge_continues),
         in_dir(a_partial_output_of_another_composition_is_started_over),
+        in_dir(an_output_that_another_process_writes_is_left_to_it),
         in_dir(parts_in_any_order_make_the_same_file),
         in_dir(more_parts_than_items_are_fine),
     };
