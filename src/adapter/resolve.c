@@ -217,10 +217,10 @@ static int report_unmatched(struct resolver *r)
         write_unmatched(r, &text);
     int rc = PF_OK;
     if (!any)
-        rc = err_set(r->err, PF_E_UNMATCHED, "adapter '%s': nothing matches the base%s%s%s%s",
-                     path_of(r), r->opts->target != NULL ? " with target " : "",
-                     r->opts->target != NULL ? r->opts->target : "", text.n > 0 ? ": " : "",
-                     strbuf_z(&text));
+        rc = err_set(r->err, PF_E_UNMATCHED, "adapter '%s': nothing matches the base%s%s%s%s%s",
+                     path_of(r), r->opts->target != NULL ? " with target '" : "",
+                     r->opts->target != NULL ? r->opts->target : "",
+                     r->opts->target != NULL ? "'" : "", text.n > 0 ? ": " : "", strbuf_z(&text));
     else if (!r->opts->allow_unmatched)
         rc = err_set(r->err, PF_E_UNMATCHED, "adapter '%s': %s", path_of(r), strbuf_z(&text));
     else

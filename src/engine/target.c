@@ -186,7 +186,7 @@ int targets_check(const struct pf_composition *comp, const struct target_state *
                 is_any = is_named[k] && has_entry(&targets[k], a) && acts_on(comp, a, k);
             if (!is_any)
                 return err_set(err, PF_E_UNMATCHED,
-                               "adapter '%s': nothing matches the base with target %s",
+                               "adapter '%s': nothing matches the base with target '%s'",
                                adapter_path(a), comp->ckpt->components[c].name);
         }
     return PF_OK;

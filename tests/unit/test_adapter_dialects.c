@@ -326,7 +326,7 @@ static void a_target_picks_what_it_addresses_and_leaves_the_rest(void **state)
     assert_true(has_note(&b, "other components than 'unet'"));
     b.opts.target = "text_encoder_2";
     assert_int_equal(resolve(&b), PF_E_UNMATCHED);
-    assert_err(&b.err, PF_E_UNMATCHED, "nothing matches", "text_encoder_2");
+    assert_err(&b.err, PF_E_UNMATCHED, "nothing matches the base with target 'text_encoder_2'");
     release(&b);
 }
 
