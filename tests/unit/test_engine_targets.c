@@ -156,7 +156,7 @@ static void an_adapter_of_one_component_under_all(void **state)
     struct pf_engine_lora l = {.nickname = "one", .strength = 1};
     assert_int_equal(pf_engine_set(f.engine, &l, 1, "text_encoder", NULL, &r, &err),
                      PF_E_UNMATCHED);
-    assert_err(&err, PF_E_UNMATCHED, "target text_encoder");
+    assert_err(&err, PF_E_UNMATCHED, "target 'text_encoder'");
     l.target = "transformer";
     assert_int_equal(pf_engine_set(f.engine, &l, 1, "text_encoder", NULL, &r, &err), PF_E_INVALID);
     assert_err(&err, PF_E_INVALID, "'one'", "'transformer'", "not about");
