@@ -87,7 +87,7 @@ int file_kind_refuse(const char *path, pf_error *err)
 {
     struct stat st;
     if (stat(path, &st) != 0)
-        return err_sys(err, errno, "'%s'", path);
+        return err_sys(err, errno, "cannot open '%s'", path);
     return err_set(err, PF_E_INVALID, "'%s' is neither a file nor a directory", path);
 }
 

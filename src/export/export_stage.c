@@ -133,7 +133,7 @@ static int check_existing(const struct stage *s, bool is_file, pf_error *err)
                        "output '%s' is a directory, and this checkpoint is one file: name a file",
                        s->out);
     if (file_kind(s->out) == FILE_OTHER)
-        return err_prefix(err, file_kind_refuse(s->out, err), "output ");
+        return err_prefix(err, file_kind_refuse(s->out, err), "output");
     if (!s->is_force)
         return err_set(err, PF_E_EXISTS, "output '%s' exists; it is replaced only when forced",
                        s->out);
