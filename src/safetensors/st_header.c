@@ -485,6 +485,11 @@ static int read_prefix(const uint8_t *p, size_t n_p, uint64_t n_file, const char
                        n_p);
     for (i = 7; i >= 0; i--)
         n = n << 8 | p[i];
+    if (memcmp(p, "version ", ST_PREFIX_BYTES) == 0) /* a clone without its large files */
+        return err_at(err, PF_E_FORMAT, 0,
+                      "'%s': a Git LFS pointer, not the file that it stands for: fetch that with "
+                      "'git lfs pull'",
+                      what);
     if (n > ST_HEADER_MAX)
         return err_at(err, PF_E_FORMAT, 0,
                       "'%s': header length %" PRIu64 " is larger than %u: no safetensors file",

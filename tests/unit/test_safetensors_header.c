@@ -584,6 +584,23 @@ static void refuses_lengths_that_cannot_be(void **state)
     assert_null(h);
 }
 
+/* A repository that was cloned without its large files has such texts in their place. */
+static void a_git_lfs_pointer_is_named(void **state)
+{
+    static const char text[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\n";
+    struct st_header *h = NULL;
+    pf_error err = {0};
+    (void)state;
+
+    st_assert_error(
+        st_header_parse((const uint8_t *)text, sizeof(text) - 1, sizeof(text) - 1, "d/f", &h, &err),
+        PF_E_FORMAT, &err, "'d/f': a Git LFS pointer");
+    st_assert_error(
+        st_header_parse((const uint8_t *)text, sizeof(text) - 1, sizeof(text) - 1, "d/f", &h, &err),
+        PF_E_FORMAT, &err, "git lfs pull");
+    assert_null(h);
+}
+
 /* A hostile name fills neither the message nor the terminal. */
 static void quotes_foreign_names_safely(void **state)
 {
@@ -629,6 +646,7 @@ int main(void)
         cmocka_unit_test(refuses_many_tensors_on_one_range),
         cmocka_unit_test(refuses_tensors_that_tile_beyond_every_file),
         cmocka_unit_test(refuses_lengths_that_cannot_be),
+        cmocka_unit_test(a_git_lfs_pointer_is_named),
         cmocka_unit_test(quotes_foreign_names_safely),
     };
 
