@@ -9,7 +9,9 @@
 #include <string.h>
 #include <strings.h>
 
-#define N_PARTS_MAX 64 /* of a query, which no route reads, and of cookies, which nobody does */
+#define N_SIZE_DIGITS   8   /* of a chunk */
+#define N_SIZE_LINE_MAX 256 /* with its extensions */
+#define N_PARTS_MAX     64 /* of a query, which no route reads, and of cookies, which nobody does */
 
 void head_refuse(struct head_refusal *out, int status, const char *code, const char *fmt, ...)
 {
@@ -207,6 +209,70 @@ static void add_line(struct head *h, struct str line)
     head_add(h, name, value);
 }
 
+/* The line before a chunk: hexadecimal digits, and perhaps extensions, which mean nothing here. */
+static bool is_size_refused(struct str line, uint64_t *out_n, struct head_refusal *out)
+{
+    static const char digits[] = "0123456789abcdefABCDEF";
+    size_t n = 0;
+
+    *out_n = 0;
+    for (; n < line.n && line.p[n] && strchr(digits, line.p[n]); n++) {
+        const size_t i = (size_t)(strchr(digits, line.p[n]) - digits);
+
+        *out_n = n < N_SIZE_DIGITS ? *out_n * 16 + (i < 16 ? i : i - 6) : UINT64_MAX;
+    }
+    if (n > N_SIZE_DIGITS) {
+        head_refuse(out, 413, "body_too_large", "a chunk of the body is larger than is accepted");
+        return true;
+    }
+    if (n && line.n <= N_SIZE_LINE_MAX && (n == line.n || (line.p[n] && strchr("; \t", line.p[n]))))
+        return false;
+    head_refuse(out, 400, "bad_request", "the request has a body whose chunks are not framed well");
+    return true;
+}
+
+/* What follows the last chunk is read as headers are, and means nothing. */
+static bool are_trailers_refused(struct str rest, size_t n_bytes_max, struct head_refusal *out)
+{
+    struct head h = {.is_http10 = true}; /* which needs no Host */
+    struct str line;
+
+    while (take_line(&rest, &line)) {
+        if (!line.n)
+            return head_is_refused(&h, n_bytes_max, out);
+        add_line(&h, line);
+        if (are_too_large(&h, n_bytes_max, out))
+            return true;
+    }
+    h.n_bytes += rest.n;
+    return head_is_refused(&h, n_bytes_max, out);
+}
+
+/* Of a chunked body as far as it has come: the library refuses such things too, in HTML, and one of them as a 500. */
+static bool are_chunks_refused(struct str rest, size_t n_bytes_max, struct head_refusal *out)
+{
+    struct str line;
+    uint64_t n;
+
+    while (take_line(&rest, &line)) {
+        if (is_size_refused(line, &n, out))
+            return true;
+        if (n == 0)
+            return are_trailers_refused(rest, n_bytes_max, out);
+        if (rest.n <= n)
+            return false;
+        rest = str_cut_front(rest, (size_t)n);
+        if (rest.n == 1 && rest.p[0] == '\r')
+            return false;
+        if (!take_line(&rest, &line) || line.n) {
+            head_refuse(out, 400, "bad_request",
+                        "the request has a body whose chunks are not framed well");
+            return true;
+        }
+    }
+    return rest.n > 1 && is_size_refused((struct str){rest.p, rest.n - 1}, &n, out);
+}
+
 size_t head_scan_max(size_t n_bytes_max)
 {
     return n_bytes_max + HEAD_LINE_MAX;
@@ -237,7 +303,10 @@ enum head_state head_scan(const char *p, size_t n, size_t n_bytes_max, struct he
         return HEAD_REFUSED;
     while (take_line(&rest, &line)) {
         if (!line.n)
-            return head_is_refused(&h, n_bytes_max, out) ? HEAD_REFUSED : HEAD_WHOLE;
+            return head_is_refused(&h, n_bytes_max, out) ||
+                           (h.n_coding && are_chunks_refused(rest, n_bytes_max, out))
+                       ? HEAD_REFUSED
+                       : HEAD_WHOLE;
         add_line(&h, line);
         if (are_too_large(&h, n_bytes_max, out))
             return HEAD_REFUSED;

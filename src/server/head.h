@@ -31,7 +31,7 @@ bool head_is_refused(const struct head *h, size_t n_bytes_max, struct head_refus
 void head_refuse(struct head_refusal *out, int status, const char *code, const char *fmt, ...)
     PF_PRINTF(4, 5);
 
-/* Of the bytes that have come: n_bytes_max is that of the headers. */
+/* Of the bytes that have come, those of a chunked body too: n_bytes_max is that of the headers. */
 enum head_state { HEAD_PARTIAL, HEAD_WHOLE, HEAD_REFUSED };
 enum head_state head_scan(const char *p, size_t n, size_t n_bytes_max, struct head_refusal *out);
 /* More bytes than this are never needed for an answer other than HEAD_PARTIAL. */

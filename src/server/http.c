@@ -501,6 +501,8 @@ static void let_in(void *ctx, int fd, struct conn *conn)
 static const char *status_line(int status)
 {
     switch (status) {
+    case 413:
+        return "413 Content Too Large";
     case 414:
         return "414 URI Too Long";
     case 431:

@@ -1,6 +1,6 @@
 /*
- * Fuzz target: the head of a request as bytes. What is refused is never whole when more has come, what is whole is so at one length
- * only, and every refusal has a status, a code and a sentence.
+ * Fuzz target: the head of a request as bytes, and chunks behind it. What is refused is never whole when more has come, what is whole
+ * waits for nothing, and every refusal has a status, a code and a sentence.
  */
 #include "server/head.h"
 
@@ -30,7 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
         memcpy(exact, p, k);
         state = head_scan(exact, k, N_BYTES_MAX, &why);
         free(exact);
-        require(before == HEAD_PARTIAL || state == before);
+        require(before != HEAD_REFUSED || state == HEAD_REFUSED);
+        require(before != HEAD_WHOLE || state != HEAD_PARTIAL); /* chunks that came may be bad */
         require(state != HEAD_PARTIAL || k < head_scan_max(N_BYTES_MAX));
         require((state == HEAD_REFUSED) == (why.status >= 400 && why.code[0] && why.text[0]));
         before = state;

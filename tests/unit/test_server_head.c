@@ -89,6 +89,50 @@ static void refuses_what_could_be_read_in_two_ways(void **state)
     assert_int_equal(scan("GET /\0 HTTP/1.1\r\n", 18, &why), HEAD_REFUSED);
 }
 
+static void judges_chunks_as_far_as_they_have_come(void **state)
+{
+    static const char head[] = "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n";
+    static const char *const plain[] = {"2\r\n{}\r\n0\r\n\r\n",
+                                        "2;a=b\r\n{}\r\n00\r\nX: y\r\nHost: b\r\n\r\nGET /",
+                                        "1\n{\n1 \n}\n0\n\n",
+                                        "0000000A\r\n0123456789\r\n",
+                                        "ffffffff\r\nand so on, not whole",
+                                        "0;\r\n\r\n\x01 the next one"};
+    static const struct {
+        const char *text;
+        int status;
+    } bad[] = {{"zz\r\n", 400},
+               {"z", 0},
+               {"zz", 400},
+               {"\r\n", 400},
+               {"2\r\n{}X", 400},
+               {"2\r\n{}\rX", 400},
+               {"-1\r\n", 400},
+               {"2x\r\n", 400},
+               {"123456789\r\n", 413},
+               {"ffffffffffffffffff\r\n", 413},
+               {"0\r\nX y\r\n\r\n", 400},
+               {"0\r\nX: y\r\n z\r\n\r\n", 400}};
+    struct head_refusal why;
+    char text[400];
+
+    (void)state;
+    for (size_t i = 0; i < PF_COUNTOF(plain); i++) {
+        (void)snprintf(text, sizeof(text), "%s%s", head, plain[i]);
+        for (size_t n = strlen(head); n <= strlen(text); n++)
+            if (scan(text, n, &why) != HEAD_WHOLE)
+                fail_msg("'%.*s': %s", (int)n, text, why.text);
+    }
+    for (size_t i = 0; i < PF_COUNTOF(bad); i++) {
+        (void)snprintf(text, sizeof(text), "%s%s", head, bad[i].text);
+        if (scan(text, strlen(text), &why) != (bad[i].status ? HEAD_REFUSED : HEAD_WHOLE))
+            fail_msg("'%s': %s", bad[i].text, why.text);
+        assert_int_equal(why.status, bad[i].status);
+    }
+    (void)snprintf(text, sizeof(text), "%s2;%0300d", head, 1);
+    assert_int_equal(scan(text, strlen(text), &why), HEAD_REFUSED);
+}
+
 /* Of `n` bytes c behind `start` and before `end`. */
 static enum head_state scan_long(const char *start, char c, size_t n, const char *end,
                                  struct head_refusal *why)
@@ -137,6 +181,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(takes_plain_heads_whole_and_waits_for_their_rest),
         cmocka_unit_test(refuses_what_could_be_read_in_two_ways),
+        cmocka_unit_test(judges_chunks_as_far_as_they_have_come),
         cmocka_unit_test(bounds_what_it_waits_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
