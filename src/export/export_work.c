@@ -56,8 +56,8 @@ struct run {
     pthread_mutex_t commit_mu; /* guards what follows */
     struct journal journal;
     bool *needs_sync; /* per file */
-    bool
-        is_sync_lost; /* one failed: the next would succeed, and what it says of earlier writes is worth nothing */
+    /* One failed: the next would succeed, and what it says of earlier writes is worth nothing */
+    bool is_sync_lost;
 };
 
 static void fail(struct run *r, int rc, const pf_error *err)

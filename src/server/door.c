@@ -25,8 +25,8 @@ struct guest {
     int fd;
     struct conn *conn;
     size_t n_seen;
-    bool
-        is_refused; /* answered: the rest is read and dropped, for a close would overtake the answer */
+    /* Answered: the rest is read and dropped, for a close would overtake the answer */
+    bool is_refused;
     size_t n_dropped;
 };
 

@@ -453,8 +453,8 @@ static bool touch_base(void *ctx, const char *what, uint64_t done, uint64_t tota
     if (done == 0) {
         struct timespec t[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
         assert_int_equal(utimensat(AT_FDCWD, f->ckpt->path, t, 0), 0);
-        struct pf_engine_lora l = {.nickname = "noto",
-                                   .strength = 1}; /* takes the new stamp over */
+        /* Takes the new stamp over */
+        struct pf_engine_lora l = {.nickname = "noto", .strength = 1};
         assert_ok(pf_engine_view_of(f->engine, &l, 1, NULL, &mine, &err), &err);
         pf_view_release(mine);
     }

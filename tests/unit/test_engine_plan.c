@@ -266,8 +266,8 @@ static void residents_beyond_the_memory_are_refused(void **state)
                                .n_resident_layers = 3,
                                .host_memory_bytes = s.n_bytes_resident};
     pf_engine_close(f.engine);
-    assert_ok(pf_engine_open(f.ckpt, &o, &e, &err),
-              &err); /* to the byte: small tensors fill up to 64 */
+    /* To the byte: small tensors fill up to 64 */
+    assert_ok(pf_engine_open(f.ckpt, &o, &e, &err), &err);
     pf_engine_close(e);
     o.host_memory_bytes = s.n_bytes_resident * 9 / 10;
     uint64_t before = proc_anon_bytes();

@@ -86,8 +86,8 @@ static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(v
 {
     struct fx fx;
     struct overlay *held = NULL; /* so that a bad layer alone is set aside and built again */
-    fx_open(&fx, state, 24, 1024, 704,
-            1); /* 33 MiB: a block each, if a short one, 8 of 24 are looked at */
+    /* 33 MiB: a block each, if a short one, 8 of 24 are looked at */
+    fx_open(&fx, state, 24, 1024, 704, 1);
     assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
     assert_ok(overlay_adopt(fx.store, fx.comp, OVERLAY_VERIFY_SAMPLED, &held, &fx.err), &fx.err);
     char *name = fx_layer_name(&fx, 17);
@@ -189,6 +189,28 @@ static void what_is_missing_or_cut_is_not_adopted_but_built_again(void **state)
         assert_absent(&fx, fx.comp);
     }
     mem_free(name);
+    fx_close(&fx);
+}
+
+/* Sound in itself, and somebody else's. */
+static void the_manifest_of_another_composition_proves_nothing(void **state)
+{
+    struct fx fx;
+    char *text = NULL;
+    size_t n = 0;
+    fx_open(&fx, state, 1, 16, 16, 1);
+    struct pf_composition *other = fx_compose(&fx, 0.5, PF_MERGE_BASE);
+    assert_ok(fx_build(&fx, fx.comp, NULL), &fx.err);
+    assert_ok(fx_build(&fx, other, NULL), &fx.err);
+    assert_ok(file_read_all(fx_entry(&fx, other, "manifest.json"), 1 << 20, &text, &n, &fx.err),
+              &fx.err);
+    write_file(fx_entry(&fx, fx.comp, "manifest.json"), text, n);
+    assert_int_equal(adopt_rc(&fx, fx.comp, OVERLAY_VERIFY_SAMPLED), PF_E_MISMATCH);
+    assert_err(&fx.err, PF_E_MISMATCH, fx.comp->digest_hex, "names another composition or base");
+    assert_absent(&fx, fx.comp);
+    assert_ok(adopt_rc(&fx, other, OVERLAY_VERIFY_FULL), &fx.err);
+    mem_free(text);
+    pf_composition_free(other);
     fx_close(&fx);
 }
 
@@ -603,6 +625,7 @@ int main(void)
         in_dir(a_flipped_byte_of_a_small_entry_is_always_found),
         in_dir(no_byte_of_an_entry_is_beyond_proof),
         in_dir(what_is_missing_or_cut_is_not_adopted_but_built_again),
+        in_dir(the_manifest_of_another_composition_proves_nothing),
         in_dir(what_is_no_file_is_built_again),
         in_dir(an_entry_that_is_read_is_set_aside_without_taking_it_away),
         in_dir(a_base_that_was_touched_or_copied_keeps_its_overlays),

@@ -28,8 +28,8 @@ static void a_failed_write_back_is_an_error_and_nothing_is_published(void **stat
     struct fx fx;
     struct overlay_build_report r;
     struct overlay *o = NULL;
-    fx_open(&fx, state, 2, 4096, 2560,
-            1); /* 20 MiB each: five blocks, of which two are not waited for */
+    /* 20 MiB each: five blocks, of which two are not waited for */
+    fx_open(&fx, state, 2, 4096, 2560, 1);
     disk_reset();
     assert_ok(fx_build(&fx, fx.comp, &r), &fx.err);
     unsigned n = disk.n_write_backs;
