@@ -82,6 +82,9 @@ static void a_strength_that_vanishes_in_f32_is_said(void **state)
                    strstr(note, "adds nothing") != NULL;
     assert_true(is_said);
     pf_composition_free(comp);
+    const struct pf_composition_opts o = {.size = sizeof o, .merge_dtype = 7};
+    assert_int_equal(pf_composition_new(f.ckpt, &l, 1, &o, &comp, &err), PF_E_INVALID);
+    assert_err(&err, PF_E_INVALID, "merge precision 7");
     close_fixture(&f);
 }
 
