@@ -236,7 +236,7 @@ static int open_door(struct door *d, pf_error *err)
         return rc;
     rc = pthread_create(&d->thread, NULL, run, d);
     if (rc)
-        return err_sys(err, rc, "thread of the door");
+        return err_sys(err, rc, "cannot start the thread of the door");
     d->has_thread = true;
     return PF_OK;
 }
