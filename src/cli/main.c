@@ -2,6 +2,7 @@
  * The `pageflip` command: finds the command, parses its options by its table, runs it, and turns the outcome into an exit
  * status: 0 ok, 1 failed, 2 usage, 130 interrupted. The only place that leaves the process by returning.
  */
+#include <fcntl.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,10 +81,20 @@ static int dispatch(struct out *o, int argc, char **argv)
     return run_command(o, cmd, argc - n_words, argv + n_words);
 }
 
+/* A stream that the caller closed would be the next file that is opened, and what is printed would go into it. Held the wrong way round, it
+ * stays an error to use it. */
+static void hold_streams(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)open("/dev/null", (fd ? O_RDONLY : O_WRONLY) | O_CLOEXEC); /* becomes fd */
+}
+
 int main(int argc, char **argv)
 {
     struct out o = {.is_json = has_word(argc, argv, "--json")};
 
+    hold_streams();
     /* Panels and activations go back to the system when they are freed, whichever thread had them: what is reported as memory is
      * then what is in use. Left alone, glibc raises the threshold with every block that is freed. */
     (void)mallopt(M_MMAP_THRESHOLD, 256 << 10);

@@ -1,4 +1,6 @@
 """merge: layout and bytes, refusals, --force, parts, and Ctrl-C, after which the same command continues."""
+import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -20,6 +22,15 @@ def files(top):
         for name in names:
             path = os.path.join(root, name)
             found[os.path.relpath(path, top)] = read(path)
+    return found
+
+
+def open_files(pid):
+    """{descriptor: name}; what is closed meanwhile is left out"""
+    top, found = f"/proc/{pid}/fd", {}
+    for fd in os.listdir(top):
+        with contextlib.suppress(FileNotFoundError):
+            found[int(fd)] = os.readlink(os.path.join(top, fd))
     return found
 
 
@@ -140,6 +151,23 @@ class Merge(Case):
         doc = self.ok("merge", "--lora", "noto", "-o", out, "--part", "1/2", "--json")
         self.assertTrue(doc["complete"])
         self.assertEqual(files(out), files(whole))
+
+    def test_closed_streams_are_no_file_of_ours(self):
+        out = self.path("out")
+        os.mkdir(out + ".partial")
+        with open(os.path.join(out + ".partial", "lock"), "wb") as lock:  # the merge waits for it, files open
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = subprocess.Popen([PAGEFLIP, "merge", "--lora", "noto", "-o", out], preexec_fn=lambda: os.closerange(0, 3))
+            self.addCleanup(process.kill)
+            end = time.monotonic() + 120
+            while not any(name.endswith("part.0") for name in open_files(process.pid).values()):
+                self.assertLess(time.monotonic(), end)
+                self.assertIsNone(process.poll())
+                time.sleep(0.01)
+            held = open_files(process.pid)
+            self.assertEqual([held[fd] for fd in range(3)], ["/dev/null"] * 3)
+        self.assertEqual(process.wait(120), 1)  # the report could not be written; the merge was
+        self.assertEqual(len(files(out)), len(files(MODEL)))
 
     def test_an_unwritable_place(self):
         self.fails(1, self.path("no", "dir"), "merge", "--lora", "noto", "-o", self.path("no", "dir", "out"))
