@@ -21,9 +21,9 @@ struct serve_args {
     const char *cache_dir, *picture_dir, *merge_dtype;
     struct arg_list loras, adapter_dirs, allowed_hosts, cors_origins;
     struct arg_int port, workers, threads, queue, batch, deadline, drain, connections, body_limit;
-    struct arg_int headers_timeout, body_timeout, build_delay, resident, picture_budget,
-        picture_time;
+    struct arg_int headers_timeout, body_timeout, resident, picture_budget, picture_time;
     struct arg_int cache_budget, host_memory, build_rate;
+    struct arg_real build_delay;
     bool insecure, allow_unmatched;
 };
 
@@ -95,9 +95,9 @@ static const struct opt opts[] = {
     {"cache-budget", 0, OPT_SIZE, "SIZE",
      "size of the overlay cache; a quarter of the free space unless said", AT(cache_budget), NULL,
      0, 0, false},
-    {"build-delay", 0, OPT_INT, "MS",
-     "build an overlay when a composition stayed so long; 2000 unless said", AT(build_delay), NULL,
-     1, 86400000, false},
+    {"build-delay", 0, OPT_REAL, "S",
+     "seconds until a composition that lasts is cached; 2 unless said", AT(build_delay), NULL, 0, 0,
+     false},
     {"build-rate", 0, OPT_SIZE, "SIZE",
      "build overlays no faster than SIZE per second; as fast as possible unless said",
      AT(build_rate), NULL, 0, 0, false},
@@ -252,7 +252,7 @@ static void fill_engine(const struct serve_args *a, struct pf_engine_opts *e)
     e->cache_budget_bytes = a->cache_budget.v;
     e->host_memory_bytes = a->host_memory.v;
     e->n_resident_layers = (uint32_t)a->resident.v;
-    e->build_delay_ms = (int64_t)a->build_delay.v;
+    e->build_delay_ms = build_delay_ms(&a->build_delay);
     e->build_bytes_per_s = a->build_rate.v;
     e->n_threads = (uint32_t)a->threads.v;
 }
@@ -304,7 +304,7 @@ static const char *check(const struct serve_args *a)
         return "option '--socket-mode' needs '--socket'";
     if (a->body_limit.v > (uint64_t)1 << 30)
         return "option '--body-limit' takes at most 1G";
-    return NULL;
+    return build_delay_check(&a->build_delay);
 }
 
 static int run(struct out *o, const void *p)

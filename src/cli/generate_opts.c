@@ -7,6 +7,7 @@
 
 #define PICTURE(field) offsetof(struct generate_args, picture.field)
 #define SERVING(field) offsetof(struct generate_args, serving.field)
+#define DELAY_S_MAX    86400.0 /* a day */
 
 const struct opt generate_opts[N_GENERATE_OPTS] = {
     {"lora", 'l', OPT_LORA, "L",
@@ -109,15 +110,27 @@ const char *generate_check(const struct generate_args *args)
         if (draws(&args->picture))
             return "option '--script' takes its pictures from the script: say on a 'generate' line "
                    "what to draw";
-        return serving->build_delay.is_set && serving->build_delay.v < 0
-                   ? "option '--build-delay' takes a time from 0 on"
-                   : NULL;
+        return build_delay_check(&serving->build_delay);
     }
     if (args->keep_going)
         return "option '--keep-going' goes with --script only";
     if (serving->build_delay.is_set)
         return "option '--build-delay' goes with --script only: one picture is over sooner";
     return picture_check(&args->picture);
+}
+
+const char *build_delay_check(const struct arg_real *delay)
+{
+    return delay->is_set && (delay->v < 0 || delay->v > DELAY_S_MAX)
+               ? "option '--build-delay' takes seconds from 0 to 86400"
+               : NULL;
+}
+
+int64_t build_delay_ms(const struct arg_real *delay)
+{
+    const int64_t ms = (int64_t)(delay->v * 1000);
+
+    return !delay->is_set ? 0 : ms ? ms : 1; /* 0 would be the default */
 }
 
 int32_t way_by_name(const char *name)

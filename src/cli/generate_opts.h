@@ -42,6 +42,9 @@ const char *generate_check(const struct generate_args *args);
 
 /* PF_WAY_* and PF_MERGE_* by their names; NULL is auto, and base. */
 int32_t way_by_name(const char *name);
+/* Of --build-delay, in seconds. NULL: fine */
+const char *build_delay_check(const struct arg_real *delay);
+int64_t build_delay_ms(const struct arg_real *delay); /* 0: not said */
 int32_t merge_dtype_by_name(const char *name);
 
 #endif

@@ -44,15 +44,11 @@ int session_open(struct session *s, const struct session_opts *opts, pf_error *e
         .host_memory_bytes = serving->host_memory.v,
         .n_resident_layers = (uint32_t)serving->resident.v,
         .n_threads = opts->n_threads,
-        .build_delay_ms = opts->is_one_shot             ? -1
-                          : serving->build_delay.is_set ? (int64_t)(serving->build_delay.v * 1000)
-                                                        : 0,
+        .build_delay_ms = opts->is_one_shot ? -1 : build_delay_ms(&serving->build_delay),
     };
     char *path = NULL;
     int rc = bundled_model(NULL, opts->model, &path, err);
 
-    if (serving->build_delay.is_set && !engine_opts.build_delay_ms)
-        engine_opts.build_delay_ms = 1; /* 0 would be the default */
     if (!rc)
         rc = pf_checkpoint_open(path, NULL, &s->ckpt, err);
     mem_free(path);

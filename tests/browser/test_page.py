@@ -141,7 +141,7 @@ class Page(unittest.TestCase):
     # ------------------------------------------------------------------------------------------------------------------
 
     def test_draws_and_changes_strengths_by_keyboard(self):
-        b, server = self.browser, self.serve("--lora", "noto=noto:0.8", "--lora", "turbo=turbo", "--build-delay", "100")
+        b, server = self.browser, self.serve("--lora", "noto=noto:0.8", "--lora", "turbo=turbo", "--build-delay", "0.1")
         self.open(server)
         wait_for("overlay read", lambda: b.run(LETTERS) == "B" + 8 * "O")
 
@@ -255,7 +255,7 @@ class Page(unittest.TestCase):
         self.assert_sound()
 
     def test_can_be_read_and_reached(self):
-        b, server = self.browser, self.serve("--lora", "noto=noto:0.8", "--lora", "turbo=turbo", "--build-delay", "100", "--workers", "1")
+        b, server = self.browser, self.serve("--lora", "noto=noto:0.8", "--lora", "turbo=turbo", "--build-delay", "0.1", "--workers", "1")
         self.open(server)
         seen = []
         while "log" not in seen:
@@ -321,7 +321,7 @@ class Page(unittest.TestCase):
         for args in ((model,), ("--rank", "8", adapter)):
             subprocess.run([PAGEFLIP, "bench", "make", "--quiet", "--shape", "dit", "--scale", "0.125", *args], check=True, stdout=subprocess.DEVNULL)
         b = self.browser
-        server = self.serve("--model", model, "--lora", f"noise={adapter}:0", "--build-delay", "300", "--build-rate", "120M")
+        server = self.serve("--model", model, "--lora", f"noise={adapter}:0", "--build-delay", "0.3", "--build-rate", "120M")
         self.open(server)
         self.assertGreaterEqual(server.get("/model_info")["bytes"], N_MODEL_BYTES)
         self.assertEqual(b.run(LETTERS), 26 * "B")

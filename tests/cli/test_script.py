@@ -252,7 +252,7 @@ class Errors(Scripted):
         for text, args in (("takes its pictures from the script", ["--script", "x", "--class", "1"]),
                            ("'--keep-going' goes with --script", ["--class", "1", "--keep-going"]),
                            ("'--build-delay' goes with --script", ["--class", "1", "--build-delay", "1"]),
-                           ("'--build-delay' takes a time", ["--script", "x", "--build-delay", "-1"]),
+                           ("'--build-delay' takes seconds", ["--script", "x", "--build-delay", "-1"]),
                            ("say how many with --resident N", ["--class", "1", "--way", "inplace"]),
                            ("takes one of auto|overlay|stream|inplace", ["--class", "1", "--way", "quick"]),
                            ("'--host-memory' takes a size in bytes, or like 512M, 4G, not '3X'", ["--class", "1", "--host-memory", "3X"]),

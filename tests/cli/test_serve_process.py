@@ -109,7 +109,7 @@ class Process(unittest.TestCase):
 
     def test_a_killed_server_leaves_a_sound_cache(self):
         cache = os.path.join(self.dir(), "cache")
-        server = self.start("--cache-dir", cache, "--build-delay", "1")
+        server = self.start("--cache-dir", cache, "--build-delay", "0.001")
         first = server.post("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto", "merge_mode": "merge"}).json
         self.assertEqual(first["way"], "overlay")
         expected = png(server.draw(seed=3).json["data"][0])

@@ -54,6 +54,11 @@ class Usage(Case):
         self.wrong("option '--class' takes a whole number", "generate", "--class", "-1")
         self.wrong("option '--prompt' was given an empty text", "generate", "--prompt", "")
 
+    def test_serve(self):
+        self.wrong("option '--build-delay' takes seconds from 0 to 86400", "serve", "--build-delay", "-1")
+        self.wrong("option '--build-delay' takes seconds", "serve", "--build-delay", "1e9")
+        self.wrong("option '--socket-mode' needs '--socket'", "serve", "--socket-mode", "660")
+
     def test_lora_texts(self):
         for command in (["plan"], ["merge", "-o", self.path("x")], ["generate", "--class", "1"]):
             self.wrong("lora 'turbo:nan': strength is not finite: 'nan'", *command, "--lora", "turbo:nan")

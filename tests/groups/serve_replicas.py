@@ -58,7 +58,7 @@ class Replicas(unittest.TestCase):
                 time.sleep(0.02)
 
     def replica(self, name):
-        server = Server("--allowed-host", HOST, "--cache-dir", os.path.join(self.dir, "cache"), "--lora", "n=noto", "--build-delay", "600000", "--log", "none",
+        server = Server("--allowed-host", HOST, "--cache-dir", os.path.join(self.dir, "cache"), "--lora", "n=noto", "--build-delay", "600", "--log", "none",
                         path=os.path.join(self.dir, name + ".sock"))
         self.addCleanup(server.clean)
         self.assertIn("url", server.said or {}, server.log())
