@@ -3,8 +3,11 @@
  */
 #include "bench/stats.h"
 
+#include <assert.h>
+
 double bench_median(double *values, size_t n)
 {
+    assert(n >= 1);
     for (size_t i = 1; i < n; i++) { /* a few dozen at most */
         const double x = values[i];
         size_t j = i;

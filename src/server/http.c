@@ -27,8 +27,8 @@
 
 #define STREAM_BLOCK_BYTES 16384
 #define N_DISCARD_FACTOR   16 /* a refused body is read and dropped up to this many times the limit */
-#define N_POOL_FACTOR                                                                              \
-    4 /* of the header limit: a head, what the library makes of it, and its answer's */
+/* Of the header limit: a head, what the library makes of it, and its answer's. */
+#define N_POOL_FACTOR 4
 
 /* The door counts; the library still has some that we were told are gone. */
 #define N_LEAVING 64
@@ -486,7 +486,7 @@ struct pass {
 static void let_in(void *ctx, int fd, struct conn *conn)
 {
     struct http *h = ctx;
-    struct sockaddr_storage local;
+    struct sockaddr_storage local = {0};
     socklen_t n = sizeof(local);
     struct pass pass = {.conn = conn};
 
