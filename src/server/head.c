@@ -209,6 +209,12 @@ static void add_line(struct head *h, struct str line)
     head_add(h, name, value);
 }
 
+static bool refuse_chunk(struct head_refusal *out)
+{
+    head_refuse(out, 400, "bad_request", "the request has a body whose chunks are not framed well");
+    return true;
+}
+
 /* The line before a chunk: hexadecimal digits, and perhaps extensions, which mean nothing here. */
 static bool is_size_refused(struct str line, uint64_t *out_n, struct head_refusal *out)
 {
@@ -227,8 +233,7 @@ static bool is_size_refused(struct str line, uint64_t *out_n, struct head_refusa
     }
     if (n && line.n <= N_SIZE_LINE_MAX && (n == line.n || (line.p[n] && strchr("; \t", line.p[n]))))
         return false;
-    head_refuse(out, 400, "bad_request", "the request has a body whose chunks are not framed well");
-    return true;
+    return refuse_chunk(out);
 }
 
 /* What follows the last chunk is read as headers are, and means nothing. */
@@ -264,11 +269,8 @@ static bool are_chunks_refused(struct str rest, size_t n_bytes_max, struct head_
         rest = str_cut_front(rest, (size_t)n);
         if (rest.n == 1 && rest.p[0] == '\r')
             return false;
-        if (!take_line(&rest, &line) || line.n) {
-            head_refuse(out, 400, "bad_request",
-                        "the request has a body whose chunks are not framed well");
-            return true;
-        }
+        if (!take_line(&rest, &line) || line.n)
+            return refuse_chunk(out);
     }
     return rest.n > 1 && is_size_refused((struct str){rest.p, rest.n - 1}, &n, out);
 }

@@ -498,20 +498,6 @@ static void let_in(void *ctx, int fd, struct conn *conn)
         conns_remove(h->conns, conn);
 }
 
-static const char *status_line(int status)
-{
-    switch (status) {
-    case 413:
-        return "413 Content Too Large";
-    case 414:
-        return "414 URI Too Long";
-    case 431:
-        return "431 Request Header Fields Too Large";
-    default:
-        return "400 Bad Request";
-    }
-}
-
 /* The answer to a head that the library never saw. */
 static void refuse_at_door(void *ctx, const struct head_refusal *why, struct strbuf *out)
 {
@@ -532,8 +518,8 @@ static void refuse_at_door(void *ctx, const struct head_refusal *why, struct str
     (void)snprintf(req->path, sizeof(req->path), "-");
     req->t_start_ns = clock_ns();
     on->refuse(on->ctx, req, why->status, why->code, why->text, &r);
-    strbuf_addf(out, "HTTP/1.1 %s\r\nDate: %s\r\nConnection: close\r\nContent-Length: %zu\r\n",
-                status_line(r.status), date, r.body.n);
+    strbuf_addf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\nConnection: close\r\nContent-Length: %zu\r\n",
+                r.status, MHD_get_reason_phrase_for((unsigned)r.status), date, r.body.n);
     if (r.content_type)
         strbuf_addf(out, "Content-Type: %s\r\n", r.content_type);
     for (size_t i = 0; i < r.n_headers; i++)

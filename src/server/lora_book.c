@@ -433,34 +433,36 @@ int book_load(struct lora_book *b, const char *nickname, const char *text, struc
     return rc;
 }
 
+/* Caller holds mu. wanted, else the path as it was given, else that with a number. Owned by caller; NULL: out of memory. */
+static char *unused_nickname(struct lora_book *b, const char *wanted, const char *given)
+{
+    struct strbuf text;
+
+    strbuf_init(&text);
+    strbuf_adds(&text, wanted);
+    for (unsigned i = 1; strbuf_ok(&text) && find(b, strbuf_z(&text)); i++) {
+        strbuf_clear(&text);
+        strbuf_adds(&text, given);
+        if (i > 1)
+            strbuf_addf(&text, " (%u)", i);
+    }
+    return strbuf_take(&text);
+}
+
 /* The nickname that path has or can have without taking one from another file. Owned by caller; NULL: out of memory. */
 static char *free_nickname(struct lora_book *b, const char *wanted, const char *given,
                            const char *path, bool *out_is_passing)
 {
     const struct entry *e;
-    struct strbuf text;
-    char *nickname = NULL;
+    char *nickname;
 
-    strbuf_init(&text);
     (void)pthread_mutex_lock(&b->mu);
     e = find(b, wanted);
     if (!e || strcmp(e->path, path) != 0)
         e = find_path(b, path);
     *out_is_passing = !e || e->i_passing;
-    if (e)
-        nickname = mem_strdup(e->nickname);
-    else if (!find(b, wanted))
-        nickname = mem_strdup(wanted);
-    for (unsigned i = 1; !e && find(b, wanted); i++) {
-        strbuf_clear(&text);
-        strbuf_addf(&text, i > 1 ? "%s (%u)" : "%s", given, i);
-        if (!strbuf_ok(&text) || find(b, strbuf_z(&text)))
-            continue;
-        nickname = mem_strdup(strbuf_z(&text));
-        break;
-    }
+    nickname = e ? mem_strdup(e->nickname) : unused_nickname(b, wanted, given);
     (void)pthread_mutex_unlock(&b->mu);
-    strbuf_release(&text);
     return nickname;
 }
 

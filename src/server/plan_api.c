@@ -184,7 +184,7 @@ static struct json *plan_json(struct plan *p)
     json_set_z(doc, "way", way_of(p, &info));
     json_set_real(doc, "effect_ms", p->resolve_ms);
     json_set_real(doc, "build_ms", p->build_s * 1e3);
-    json_set_z(doc, "merge_dtype", info.merge_dtype == PF_MERGE_F32 ? "f32" : "base");
+    json_set_z(doc, "merge_dtype", reply_merge_dtype(info.merge_dtype));
     json_set_real(doc, "survival", p->fidelity.survival);
     json_set_real(doc, "fraction_changed", p->fidelity.fraction_changed);
     for (uint32_t i = 0; (note = pf_composition_note(p->comp, i)); i++)

@@ -95,6 +95,11 @@ void reply_pf_error(struct http_request *req, const char *param, const pf_error 
     reply_error(req, reply_status_of(err->code), pf_error_name(err->code), param, err->msg);
 }
 
+const char *reply_merge_dtype(int32_t merge_dtype)
+{
+    return merge_dtype == PF_MERGE_F32 ? "f32" : "base";
+}
+
 void reply_retry_after(struct http_response *r, uint32_t seconds)
 {
     http_response_header(r, "Retry-After", "%u", seconds);

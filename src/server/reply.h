@@ -19,6 +19,8 @@ void reply_error(struct http_request *req, int status, const char *code, const c
 /* Of an error of the library, where a client's input met it. */
 void reply_pf_error(struct http_request *req, const char *param, const pf_error *err);
 int reply_status_of(int32_t pf_code);
+/* How a PF_MERGE_* is called in documents. */
+const char *reply_merge_dtype(int32_t merge_dtype);
 void reply_retry_after(struct http_response *r, uint32_t seconds);
 
 #endif

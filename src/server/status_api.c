@@ -244,7 +244,7 @@ void api_status(struct service *s, struct http_request *req, const struct json *
     pf_engine_status(s->engine, e);
     json_set_z(doc, "composition", e->composition);
     json_set(doc, "adapters", adapters_json(s));
-    json_set_z(doc, "merge_dtype", e->merge_dtype == PF_MERGE_F32 ? "f32" : "base");
+    json_set_z(doc, "merge_dtype", reply_merge_dtype(e->merge_dtype));
     json_set_int(doc, "changes", (int64_t)e->n_changes);
     json_set_int(doc, "changes_in_progress", atomic_load(&s->n_changing));
     json_set_bool(doc, "draining", s->is_draining);
