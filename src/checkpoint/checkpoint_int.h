@@ -101,8 +101,8 @@ struct ckpt_priv {
     bool is_suspect, is_refined; /* of the id: other bytes were seen; the full digests are in it */
     struct digest content_id;
     pthread_mutex_t stamp_mu; /* may be taken while holding mu */
-    struct file_stamp
-        *stamps; /* per file, under which its bytes were proved last; guarded by stamp_mu */
+    /* Per file, under which its bytes were proved last; guarded by stamp_mu */
+    struct file_stamp *stamps;
 };
 
 #endif

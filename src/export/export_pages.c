@@ -11,8 +11,6 @@
 
 #include "base/mem.h"
 
-/* One request reads no more than the device's read-ahead size */
-#define AHEAD_STEP_BYTES  ((uint64_t)128 << 10)
 #define N_PAGES_SEEN      2048 /* of an item: 8 MiB of 4 KiB pages */
 #define MEMINFO_BYTES_MAX 65536
 
@@ -89,10 +87,7 @@ void pages_ahead(struct pages *p, const struct export_plan *plan, size_t i_item)
     const struct item *item = &plan->items[i_item];
     if (p->is_ours && !is_cached(at, n))
         atomic_store_explicit(&p->is_ours[i_item], 1, memory_order_relaxed); /* a hint, no order */
-    const int fd = st_map(plan->files[item->i_file].st)->fd;
-    for (uint64_t k = 0; k < item->n_in; k += AHEAD_STEP_BYTES)
-        (void)posix_fadvise(fd, (off_t)(item->off_in + k), (off_t)AHEAD_STEP_BYTES,
-                            POSIX_FADV_WILLNEED);
+    file_map_fetch(st_map(plan->files[item->i_file].st), item->off_in, item->n_in);
 }
 
 void pages_populate(const struct export_plan *plan, const struct item *item)
