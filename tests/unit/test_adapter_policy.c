@@ -608,9 +608,22 @@ static void metadata_is_shown_in_file_order(void **state)
     release(&b);
 }
 
+static void a_path_is_needed(void **state)
+{
+    struct pf_adapter *a = NULL;
+    pf_error err = {0};
+    (void)state;
+    assert_int_equal(pf_adapter_open(NULL, &a, &err), PF_E_INVALID);
+    assert_err(&err, PF_E_INVALID, "no path given");
+    assert_int_equal(pf_adapter_open("", &a, &err), PF_E_INVALID);
+    assert_err(&err, PF_E_INVALID, "no path given");
+    assert_null(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_path_is_needed),
         in_dir(unmatched_keys_list_the_first_20_the_count_and_nearest_names),
         in_dir(nothing_matched_is_an_error_even_when_unmatched_is_allowed),
         in_dir(nothing_but_a_bias_that_the_base_lacks_is_nothing_matched),

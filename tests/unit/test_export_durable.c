@@ -65,16 +65,22 @@ static void watch_journal(const char *path)
     n_early += disk_n_dirty_files(path) > 0;
 }
 
-static void the_journal_speaks_of_what_is_durable(void **state)
+/* A merge whose records are counted. */
+static void merge_watched(struct fx *f, void **state)
 {
     const struct pf_merge_opts opts = {.size = sizeof opts, .n_threads = 1};
-    struct fx f;
     pf_error err = {0};
-    open_many(&f, state);
+    open_many(f, state);
     disk_reset();
     n_records = n_early = 0;
     disk.on_write = watch_journal;
-    assert_ok(pf_merge(f.ckpt, f.comp, test_path(state, "out"), &opts, NULL, &err), &err);
+    assert_ok(pf_merge(f->ckpt, f->comp, test_path(state, "out"), &opts, NULL, &err), &err);
+}
+
+static void the_journal_speaks_of_what_is_durable(void **state)
+{
+    struct fx f;
+    merge_watched(&f, state);
     assert_true(n_records >= 2); /* a head, and one at least */
     assert_int_equal(n_early, 0);
     assert_int_equal(disk.n_undurable, 0);
@@ -157,15 +163,9 @@ static void a_worker_more_than_cpus_and_no_more_than_eight(void **state)
 /* A sixteenth at a time, or a MiB: a kill costs little, and a disk is not asked to flush after every item. */
 static void it_syncs_a_sixteenth_at_a_time(void **state)
 {
-    const struct pf_merge_opts opts = {.size = sizeof opts, .n_threads = 1};
     const unsigned n_commits = N_BLOCKS * SIDE * SIDE * 4 >> 20;
     struct fx f;
-    pf_error err = {0};
-    open_many(&f, state);
-    disk_reset();
-    n_records = n_early = 0;
-    disk.on_write = watch_journal;
-    assert_ok(pf_merge(f.ckpt, f.comp, test_path(state, "out"), &opts, NULL, &err), &err);
+    merge_watched(&f, state);
     assert_in_range(n_records - 1, n_commits, n_commits + 1);
     fx_close(&f);
 }

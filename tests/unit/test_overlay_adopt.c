@@ -82,6 +82,20 @@ static void a_file_of_fewer_tensors_is_none_of_the_layer(void **state)
     fx_close(&fx);
 }
 
+static void what_is_no_digest_names_no_entry(void **state)
+{
+    const char *cache = test_path(state, "cache");
+    static const char *const texts[] = {NULL, "", "abc", "xyzxyzxyz"};
+    pf_error err = {0};
+    for (size_t i = 0; i < PF_COUNTOF(texts); i++) {
+        assert_int_equal(pf_cache_verify(cache, texts[i], NULL, &err), PF_E_INVALID);
+        assert_err(&err, PF_E_INVALID, texts[i] ? texts[i] : "''", "is no digest");
+        assert_int_equal(pf_cache_evict(cache, texts[i], &err), PF_E_INVALID);
+        assert_err(&err, PF_E_INVALID, "is no digest");
+    }
+    assert_int_equal(file_kind(cache), FILE_ABSENT);
+}
+
 static void a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling(void **state)
 {
     struct fx fx;
@@ -621,6 +635,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_is_sampled_with_the_stated_chance),
         in_dir(a_file_of_fewer_tensors_is_none_of_the_layer),
+        in_dir(what_is_no_digest_names_no_entry),
         in_dir(a_flipped_byte_is_found_always_by_full_and_at_the_rate_by_sampling),
         in_dir(a_flipped_byte_of_a_small_entry_is_always_found),
         in_dir(no_byte_of_an_entry_is_beyond_proof),
