@@ -166,8 +166,10 @@ class Images(ServeCase):
         seen = events.until(lambda name, data: name == "job" and data["state"] == "done")
         names = [name for name, _ in seen]
         self.assertEqual(names[0], "hello")
-        view = dict(seen)["view"]
+        views = [d for n, d in seen if n == "view"]  # the set, and the overlay's adoption when the draw is slower than the build
+        view = views[0]
         self.assertEqual((view["kind"], view["layers_changed"]), ("set", 8))
+        self.assertEqual({(d["kind"], d["composition"]) for d in views[1:]} - {("overlay", view["composition"])}, set())
         self.assertIn(view["way"], ("stream", "overlay"))
         self.assertEqual([d["state"] for n, d in seen if n == "job"], ["queued", "running", "done"])
         self.assertEqual([(d["step"], d["steps"]) for n, d in seen if n == "step"], [(1, 3), (2, 3), (3, 3)])
