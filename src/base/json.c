@@ -179,8 +179,20 @@ double json_number(const struct json *v)
                                       : json_real_value(theirs(v));
 }
 
+bool json_is_whole(const struct json *v)
+{
+    double x;
+
+    if (type_of(v) != JSON_REAL)
+        return type_of(v) == JSON_INTEGER;
+    x = json_real_value(theirs(v));
+    return x == floor(x) && fabs(x) <= 9007199254740992; /* 2^53: beyond, a double skips numbers */
+}
+
 int64_t json_int(const struct json *v)
 {
+    if (type_of(v) == JSON_REAL)
+        return json_is_whole(v) ? (int64_t)json_real_value(theirs(v)) : 0;
     return json_integer_value(theirs(v));
 }
 

@@ -29,8 +29,9 @@ void json_free(struct json *root);
 
 enum json_type json_typeof(const struct json *v); /* NULL is JSON_T_NULL */
 bool json_is_number(const struct json *v);
+bool json_is_whole(const struct json *v);  /* as JSON Schema's "integer": 7, and 7.0 up to 2^53 */
 double json_number(const struct json *v);  /* 0 when it is none */
-int64_t json_int(const struct json *v);    /* 0 when it is none */
+int64_t json_int(const struct json *v);    /* 0 when it is not whole */
 bool json_bool(const struct json *v);      /* false when it is none */
 struct str json_str(const struct json *v); /* {"" , 0} when it is none */
 const char *json_z(const struct json *v);  /* NULL when it is no string, or holds a NUL */

@@ -5,12 +5,13 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #include "base/mem.h"
 #include "bench/walk.h"
 #include "model/model.h"
 
-enum { N_STEPS = 4, CLASS = 1 };
+enum { N_STEPS = 4, CLASS = 1, POLL_NS = 1000000 };
 
 struct load {
     struct pf_checkpoint *ckpt;
@@ -18,7 +19,7 @@ struct load {
     struct pf_model *model; /* NULL: it reads */
     uint64_t n_pass_bytes;
     pthread_t thread;
-    _Atomic bool stop;
+    _Atomic bool stop, is_over;
     _Atomic uint64_t n_bytes;       /* reading */
     _Atomic uint64_t n_layers;      /* drawing: of finished pictures */
     _Atomic uint64_t n_layers_here; /* of the picture in progress */
@@ -76,6 +77,7 @@ static void *run(void *arg)
         pf_view_release(view);
         atomic_fetch_add(&l->n_rounds, 1);
     }
+    atomic_store(&l->is_over, true);
     return NULL;
 }
 
@@ -127,6 +129,13 @@ bool load_is_drawing(const struct load *l)
 uint64_t load_rounds(const struct load *l)
 {
     return atomic_load(&l->n_rounds);
+}
+
+void load_wait(const struct load *l, uint64_t n_rounds)
+{
+    const uint64_t n_before = load_rounds(l);
+    while (load_rounds(l) < n_before + n_rounds && !atomic_load(&l->is_over))
+        (void)nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
 }
 
 int load_stop(struct load *l, pf_error *err)

@@ -141,6 +141,8 @@ int bench_switch_run(const struct bench_switch_opts *opts, struct json **out, pf
 
 /* ----------------------------------------------------------------------------------------- results */
 
+static const char *const phase_names[N_SWITCH_PHASES] = {"before", "streamed", "during", "after"};
+
 static struct json *op_json(const char *name, struct op_stats *s)
 {
     struct json *o = json_new_object();
@@ -173,16 +175,15 @@ static struct json *bounds_json(const struct ground_bounds *b)
 
 static struct json *load_json(const struct switch_run *r)
 {
-    static const char *const when[] = {"before", "during", "after"};
     struct json *o = json_new_object();
     json_set_bool(o, "is_drawing", r->is_drawing);
     json_set_int(o, "pass_bytes", (int64_t)r->n_pass_bytes);
     json_set_real(o, "during_seconds", r->during_seconds);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < N_SWITCH_PHASES; i++) {
         struct json *rate = json_new_object();
         json_set_real(rate, "passes_s", r->passes_s[i]);
         json_set_real(rate, "gb_s", r->passes_s[i] * (double)r->n_pass_bytes * 1e-9);
-        json_set(o, when[i], rate);
+        json_set(o, phase_names[i], rate);
     }
     return o;
 }
@@ -251,13 +252,14 @@ static void print_second_start(const struct json *s, bool is_cold, FILE *f)
 
 static void print_load(const struct json *load, FILE *f)
 {
-    static const char *const when[] = {"before", "during", "after"};
-    fprintf(f, "\n  %s, while b is set and its overlay is built (%.1f s):\n",
+    fprintf(f,
+            "\n  %s, before b is set, while it is merged on the way, while its overlay is built too "
+            "(%.1f s), and after:\n",
             json_bool(json_get(load, "is_drawing")) ? "drawing pictures" : "reading all weights",
             bench_number(load, "during_seconds"));
-    for (int i = 0; i < 3; i++) {
-        const struct json *rate = json_get(load, when[i]);
-        fprintf(f, "    %-7s %8.2f passes/s  %7.2f GB/s of weights\n", when[i],
+    for (int i = 0; i < N_SWITCH_PHASES; i++) {
+        const struct json *rate = json_get(load, phase_names[i]);
+        fprintf(f, "    %-8s %8.2f passes/s  %7.2f GB/s of weights\n", phase_names[i],
                 bench_number(rate, "passes_s"), bench_number(rate, "gb_s"));
     }
 }

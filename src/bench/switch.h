@@ -29,7 +29,7 @@ struct bench_switch_opts {
 /*
  * {"model", "bytes", "rank", "tensors_changed", "layers_changed", "threads", "is_cold", "bounds": {...}, "ops": [{"op", "ms", "effect_ms",
  * "panel_ms", "way", "read_bytes", "written_bytes", "peak_anon_bytes", "added_anon_bytes", "merged_panels", "reps"}], "overlay_write_gb_s", "elements_changed_after_unmerge",
- * "second_start": {"open_ms", "load_ms", "adopt_ms", "set_to_panel_ms", "panel_ms", ...}, "warm_start": the same, "load": {"is_drawing", "before", "during", "after"}}. ms: the whole call;
+ * "second_start": {"open_ms", "load_ms", "adopt_ms", "set_to_panel_ms", "panel_ms", ...}, "warm_start": the same, "load": {"is_drawing", "before", "streamed", "during", "after"}}. ms: the whole call;
  * panel_ms: from the call to the first panel of the new composition in a reader's buffer (null where nothing changes); medians
  * over reps; bytes are those of the largest rep. Owned by the caller.
  */

@@ -24,6 +24,9 @@ enum switch_op {
     N_SWITCH_OPS
 };
 
+/* Of the work that goes on meanwhile: on the base, merging what it reads, the same beside the builder, on the overlay. */
+enum switch_phase { PHASE_BEFORE, PHASE_STREAMED, PHASE_DURING, PHASE_AFTER, N_SWITCH_PHASES };
+
 struct op_stats {
     unsigned n;
     double ms[SWITCH_REPS_MAX], effect_ms[SWITCH_REPS_MAX], panel_ms[SWITCH_REPS_MAX];
@@ -43,7 +46,7 @@ struct switch_run {
     unsigned i_rep;
     uint64_t n_left; /* elements that differ from the base after the last unmerge */
     struct json *second_start, *warm_start;
-    double passes_s[3]; /* before, during, after */
+    double passes_s[N_SWITCH_PHASES];
     double during_seconds;
     uint64_t n_pass_bytes;
     bool is_drawing;
@@ -69,7 +72,7 @@ int switch_ops_run(struct switch_run *r, pf_error *err);
 int switch_make_cold(struct switch_run *r, pf_error *err);
 /* A fresh process with the cache there; fills second_start. No engine may be open. */
 int switch_second_start(struct switch_run *r, pf_error *err);
-/* Work before, during and after a change; fills passes_s. */
+/* Work before, during and after a change; fills passes_s and during_seconds. */
 int switch_load_run(struct switch_run *r, pf_error *err);
 
 struct json *switch_result(struct switch_run *r, const struct ground_bounds *bounds);

@@ -384,22 +384,23 @@ int switch_load_run(struct switch_run *r, pf_error *err)
     r->n_pass_bytes = load_pass_bytes(load);
     r->is_drawing = load_is_drawing(load);
     /* The first round warms up: page cache, threads. */
-    while (load_rounds(load) == 0 && load_passes(load) < 1)
-        nap(SETTLE_NS);
-    r->passes_s[0] = watch_load(load, r->o.load_seconds);
+    load_wait(load, 1);
+    r->passes_s[PHASE_BEFORE] = watch_load(load, r->o.load_seconds);
+    rc = set_b(r, &report, err);
+    if (rc == PF_OK) {
+        load_wait(load, 1); /* a round keeps the view that it began with: the next one streams */
+        r->passes_s[PHASE_STREAMED] = watch_load(load, r->o.load_seconds);
+    }
     const double from = load_passes(load);
     const uint64_t t0 = clock_ns();
-    rc = set_b(r, &report, err);
     if (rc == PF_OK)
         rc = pf_engine_settle(r->engine, r->o.timeout_ms, err);
     r->during_seconds = (double)(clock_ns() - t0) * 1e-9;
-    r->passes_s[1] = passes_per_s(load, from, t0);
+    r->passes_s[PHASE_DURING] = passes_per_s(load, from, t0);
     if (rc == PF_OK) {
-        const uint64_t n_rounds = load_rounds(load);
         /* "After" begins when a whole round has used the overlay: that round reads it in, as the first of "before" did the base. */
-        while (load_rounds(load) < n_rounds + 2)
-            nap(SETTLE_NS);
-        r->passes_s[2] = watch_load(load, r->o.load_seconds);
+        load_wait(load, 2);
+        r->passes_s[PHASE_AFTER] = watch_load(load, r->o.load_seconds);
     }
     const int rc_load = load_stop(load, rc ? NULL : err);
     return rc ? rc : rc_load;

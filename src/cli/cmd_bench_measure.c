@@ -110,8 +110,8 @@ static const struct opt read_opts[] = {
      offsetof(struct bench_read_args, loras), NULL, 0, 0, false},
     {"merge-dtype", 0, OPT_CHOICE, "D", "precision of the merge: base (the default) or f32",
      offsetof(struct bench_read_args, merge_dtype), "base|f32", 0, 0, false},
-    {"limit", 0, OPT_INT, "MB", "read at most so many megabytes; 4294 unless said",
-     offsetof(struct bench_read_args, limit), NULL, 1, 1 << 30, false},
+    {"limit", 0, OPT_SIZE, "SIZE", "read at most so much of the weights; 4G unless said",
+     offsetof(struct bench_read_args, limit), NULL, 1, 0, false},
     {"reps", 0, OPT_INT, "N", "repetitions, of which the median counts; 5 unless said",
      offsetof(struct bench_read_args, reps), NULL, 1, 1000, false},
     {"threads", 't', OPT_INT, "N", "threads; one per usable CPU unless said",
@@ -124,7 +124,7 @@ static int run_read(struct out *o, const void *p)
     struct bench_read_opts opts = {
         .n_threads = (unsigned)args->threads.v,
         .n_reps = (unsigned)args->reps.v,
-        .n_bytes_max = args->limit.v * 1000000,
+        .n_bytes_max = (uint64_t)args->limit.v,
     };
     struct setup s = {0};
     struct json *result = NULL;

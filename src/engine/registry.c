@@ -117,6 +117,8 @@ int pf_engine_unload(struct pf_engine *e, const char *nickname, pf_error *err)
 
 void pf_engine_each_adapter(struct pf_engine *e, pf_adapter_fn fn, void *ctx)
 {
+    if (!fn)
+        return;
     pthread_mutex_lock(&e->mu);
     for (size_t i = 0; i < e->n_adapters; i++)
         fn(ctx, e->adapters[i].nickname, e->adapters[i].adapter);

@@ -103,6 +103,8 @@ int pf_engine_layer_status(struct pf_engine *e, uint32_t i_layer, struct pf_laye
 
 void pf_engine_each_active(struct pf_engine *e, pf_active_fn fn, void *ctx)
 {
+    if (!fn)
+        return;
     pthread_mutex_lock(&e->mu);
     for (uint32_t c = 0; c < e->ckpt->n_components; c++) {
         const struct target_state *t = &e->targets[c];

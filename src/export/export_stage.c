@@ -313,8 +313,15 @@ static int prepare(struct stage *s, pf_error *err)
         if (rc)
             return rc;
     }
-    if (is_plan_ours(s) && are_files_whole(s->plan))
-        return PF_OK;
+    if (is_plan_ours(s)) {
+        if (are_files_whole(s->plan))
+            return PF_OK;
+    } else if (s->plan->n_parts > 1 && !s->is_force && file_kind(s->plan_file) != FILE_ABSENT) {
+        return err_set(err, PF_E_EXISTS,
+                       "'%s' holds parts of another merge (other adapters, strengths or parts than "
+                       "given here): finish that one, or start over with force",
+                       s->dir);
+    }
     int rc = discard(s, err);
     if (!rc)
         rc = make_files(s, err);

@@ -163,8 +163,8 @@ static int check_scalar(const struct field *f, const char *param, const struct j
         return PF_OK;
     if (type == JSON_T_STRING && f->takes & TAKES_STRING)
         return check_string(f, param, json_str(v), err);
-    if ((type == JSON_T_INT && f->takes & (TAKES_INT | TAKES_NUMBER)) ||
-        (type == JSON_T_REAL && f->takes & TAKES_NUMBER))
+    if ((json_is_whole(v) && f->takes & TAKES_INT) ||
+        (json_is_number(v) && f->takes & TAKES_NUMBER))
         return check_number(f, param, json_number(v), err);
     if (type == JSON_T_BOOL && f->takes & TAKES_BOOL)
         return PF_OK;

@@ -57,9 +57,11 @@ static void tick(struct ticker *t)
 
     pictures_expire(t->s->pictures);
     events_status(t->s->events, &ev);
-    if (!ev.n_clients)
-        return;
     pf_engine_status(t->s->engine, &t->now);
+    if (!ev.n_clients) { /* who comes later is not told of what was before */
+        t->before = t->now;
+        return;
+    }
     if (t->now.is_building != t->before.is_building ||
         t->now.n_built_bytes != t->before.n_built_bytes || t->now.n_builds != t->before.n_builds)
         tell_build(t);

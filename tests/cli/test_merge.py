@@ -176,7 +176,7 @@ class Merge(Case):
 class Interrupted(Case):
     def setUp(self):
         super().setUp()
-        n, rank, n_blocks = 1024, 128, 24
+        n, rank, n_blocks = 1024, 128, 24 if not os.environ.get("PF_SANITIZE") else 8
         self.model, self.lora = self.path("m.safetensors"), self.path("l.safetensors")
         noise = os.urandom(2 * n * n).replace(b"\x7f", b"\x3f").replace(b"\xff", b"\xbf")  # no infinities: bf16 of 0x7f80 and up
         write_safetensors(self.model, {f"blocks.{i}.w.weight": ("BF16", [n, n], b"\x00\x3c" * (n * n // 2) + noise[:n * n])
@@ -263,32 +263,6 @@ class Interrupted(Case):
         self.assertRegex(text.decode(), r"B/s +\d+:\d\d left")
         self.assertTrue(text.endswith(b"\r\x1b[K"))  # wiped at the end
         self.assertNotIn("\r", pageflip(*self.args, "--force").err)
-
-
-class Memory(Case):
-    """Bounded by panels and scratch, never by model or adapter: weights of real geometry, as small as they come."""
-    BOUND = 64 << 20
-    SCALE = 0.02 if not os.environ.get("PF_SANITIZE") else 0.001  # a sanitizer has memory of its own: only that it works
-
-    def check(self, n_bytes):
-        if not os.environ.get("PF_SANITIZE"):
-            self.assertLessEqual(n_bytes, self.BOUND)
-
-    def test_merging_h3_takes_64_mib_whatever_its_size(self):
-        model, lora_, out = self.path("h3.safetensors"), self.path("lora.safetensors"), self.path("out.safetensors")
-        scale = ["--shape", "h3", "--scale", str(self.SCALE)]
-        self.ok("bench", "make", *scale, model, "--json")
-        self.ok("bench", "make", *scale, "--rank", "64", lora_, "--json")
-        doc = self.ok("merge", "--model", model, "--lora", lora_, "-o", out, "--json")
-        self.assertEqual(os.path.getsize(out), os.path.getsize(model))
-        self.assertEqual(doc["tensors_changed"], 8)
-        self.check(doc["peak_anon_bytes"])
-
-    def test_drawing_with_a_large_dit_takes_64_mib_beside_activations(self):
-        model = self.path("dit")
-        self.ok("bench", "make", "--shape", "dit", "--scale", "0.06" if not os.environ.get("PF_SANITIZE") else "0.002", model, "--json")
-        doc = self.ok("generate", "--model", model, "--class", "1", "--steps", "1", "-o", self.path("x.png"), "--json")
-        self.check(doc["peak_anon_bytes"] - doc["activation_bytes"])
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ static void start(void)
                              .body_ms = 1000,
                              .reply_ms = 1000,
                              .idle_ms = 1000};
-    struct listener l;
-    struct http *h = NULL;
+    static struct listener l; /* both last as long as the process: a leak check finds them here */
+    static struct http *h;
     const char *tmp = getenv("TMPDIR");
     pf_error err;
 

@@ -43,6 +43,7 @@ static void values_come_back_by_type(void **state)
     assert_true(json_number(json_get(v, "alpha")) == 0.5);
     assert_true(json_is_number(json_get(v, "alpha")));
     assert_int_equal(json_int(json_get(v, "alpha")), 0);
+    assert_false(json_is_whole(json_get(v, "alpha")));
     assert_int_equal(json_typeof(json_get(v, "rs")), JSON_T_BOOL);
     assert_true(json_bool(json_get(v, "rs")));
     assert_int_equal(json_typeof(json_get(v, "no")), JSON_T_BOOL);
@@ -94,6 +95,38 @@ static void absent_and_wrong_types_give_nothing(void **state)
     assert_null(json_iter_next(s, NULL, &key, &value));
     json_free(v);
     json_free(NULL);
+}
+
+/* As JSON Schema has it: 7.0 is an integer. Beyond 2^53 a double no longer says which one it was. */
+static void whole_numbers_may_be_written_with_a_point(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool is_whole;
+        int64_t value;
+    } rows[] = {
+        {"[7]", true, 7},
+        {"[7.0]", true, 7},
+        {"[-3e2]", true, -300},
+        {"[-0.0]", true, 0},
+        {"[9007199254740992.0]", true, 9007199254740992},
+        {"[9007199254740994.0]", false, 0},
+        {"[-9007199254740994.0]", false, 0},
+        {"[9223372036854775807]", true, INT64_MAX},
+        {"[1e300]", false, 0},
+        {"[7.5]", false, 0},
+        {"[\"7\"]", false, 0},
+        {"[true]", false, 0},
+        {"[null]", false, 0},
+    };
+    for (size_t i = 0; i < PF_COUNTOF(rows); i++) {
+        struct json *v = parse(rows[i].text);
+        assert_int_equal(json_is_whole(json_at(v, 0)), rows[i].is_whole);
+        assert_true(json_int(json_at(v, 0)) == rows[i].value);
+        json_free(v);
+    }
+    assert_false(json_is_whole(NULL));
 }
 
 static void strings_with_nul_are_slices_only(void **state)
@@ -459,6 +492,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_come_back_by_type),
         cmocka_unit_test(absent_and_wrong_types_give_nothing),
+        cmocka_unit_test(whole_numbers_may_be_written_with_a_point),
         cmocka_unit_test(strings_with_nul_are_slices_only),
         cmocka_unit_test(objects_are_walked_in_file_order),
         cmocka_unit_test(any_value_may_be_the_document),

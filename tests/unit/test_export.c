@@ -590,6 +590,40 @@ static void parts_in_any_order_make_the_same_file(void **state)
     fx_close(&f);
 }
 
+/* Part 2 with another strength than part 1 had: what part 1 wrote is not thrown away behind its owner's back. */
+static void parts_of_two_merges_do_not_mix(void **state)
+{
+    const char *out = test_path(state, "out");
+    struct pf_merge_opts opts = {.size = sizeof opts, .n_parts = 2, .n_threads = 1};
+    struct pf_merge_report report = {0};
+    struct fx f;
+    pf_error err = {0};
+    fx_open(&f, state, 0.75);
+    assert_ok(pf_merge(f.ckpt, f.comp, out, &opts, &report, &err), &err);
+    fx_compose(&f, NULL, 0.25, PF_MERGE_BASE);
+    opts.i_part = 1;
+    assert_int_equal(pf_merge(f.ckpt, f.comp, out, &opts, NULL, &err), PF_E_EXISTS);
+    assert_err(&err, PF_E_EXISTS, "out.partial' holds parts of another merge", "with force");
+    /* The first one can still be finished. */
+    fx_compose(&f, NULL, 0.75, PF_MERGE_BASE);
+    assert_ok(pf_merge(f.ckpt, f.comp, out, &opts, &report, &err), &err);
+    assert_true(report.is_complete);
+    fx_expect(&f, 0.75f, false, test_path(state, "want"));
+    assert_true(fx_same_file(out, test_path(state, "want")));
+    assert_int_equal(unlink(out), 0);
+    /* And forced, both parts of the second agree. */
+    opts.i_part = 0;
+    assert_ok(pf_merge(f.ckpt, f.comp, out, &opts, &report, &err), &err);
+    fx_compose(&f, NULL, 0.25, PF_MERGE_BASE);
+    opts.force = true;
+    for (opts.i_part = 0; opts.i_part < 2; opts.i_part++)
+        assert_ok(pf_merge(f.ckpt, f.comp, out, &opts, &report, &err), &err);
+    assert_true(report.is_complete);
+    fx_expect(&f, 0.25f, false, test_path(state, "want"));
+    assert_true(fx_same_file(out, test_path(state, "want")));
+    fx_close(&f);
+}
+
 /* More parts than items: some have nothing to do and must not be waited for. */
 static void more_parts_than_items_are_fine(void **state)
 {
@@ -630,6 +664,7 @@ int main(void)
         in_dir(a_partial_output_of_another_composition_is_started_over),
         in_dir(an_output_that_another_process_writes_is_left_to_it),
         in_dir(parts_in_any_order_make_the_same_file),
+        in_dir(parts_of_two_merges_do_not_mix),
         in_dir(more_parts_than_items_are_fine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
