@@ -10,7 +10,7 @@
 #include <strings.h>
 
 #define PATTERNS_MAX   10000u /* modules times patterns are compared */
-#define REGEXES_MAX    256u /* that are more than a path: each is tried against each module */
+#define REGEXES_MAX    256u   /* that are more than a path: each is tried against each module */
 #define COMPONENTS_MAX 16u
 #define RANK_MAX       (1 << 20)
 

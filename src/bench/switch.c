@@ -252,11 +252,12 @@ static void print_second_start(const struct json *s, bool is_cold, FILE *f)
 
 static void print_load(const struct json *load, FILE *f)
 {
-    fprintf(f,
-            "\n  %s, before b is set, while it is merged on the way, while its overlay is built too "
-            "(%.1f s), and after:\n",
-            json_bool(json_get(load, "is_drawing")) ? "drawing pictures" : "reading all weights",
-            bench_number(load, "during_seconds"));
+    fprintf(
+        f,
+        "\n  %s, before b is set, while it is merged on the way, while its overlay is built too "
+        "(%.1f s), and after:\n",
+        json_bool(json_get(load, "is_drawing")) ? "drawing pictures" : "reading all weights",
+        bench_number(load, "during_seconds"));
     for (int i = 0; i < N_SWITCH_PHASES; i++) {
         const struct json *rate = json_get(load, phase_names[i]);
         fprintf(f, "    %-8s %8.2f passes/s  %7.2f GB/s of weights\n", phase_names[i],
