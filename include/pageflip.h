@@ -594,7 +594,7 @@ struct pf_engine_status {
     char composition[33];
     char cache_dir[1024]; /* empty: none */
     char cache_note[512]; /* why there is no cache, or why the last build failed */
-    uint64_t cache_bytes, cache_budget_bytes;
+    uint64_t cache_budget_bytes;
     bool is_building;
     uint64_t n_built_bytes, n_build_bytes;
     uint32_t n_layers_kept, n_layers_mapped, n_layers_resident;
@@ -607,8 +607,11 @@ struct pf_engine_status {
     uint64_t n_merged_bytes; /* of all panels that this process merged, streamed or built */
     int32_t merge_dtype;     /* PF_MERGE_* of the composition */
 };
-/* Lists the cache directory and waits for a change that is being made: for once a second, not for every picture. */
+/* All of it is in memory. Waits while a change is being published. */
 PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *out_status);
+/* What the cache holds, of every engine and process that shares it; 0: there is none. Lists the directory and tries its locks, so not
+ * for every picture. */
+PF_API uint64_t pf_engine_cache_bytes(struct pf_engine *engine);
 
 struct pf_layer_status {
     const char *place;     /* "base", "stream", "overlay", "resident" */

@@ -130,7 +130,6 @@ static int in_child(void *ctx, struct json **out, pf_error *err)
     struct memory_run *r = ctx;
     struct load *load = NULL;
     const uint64_t t0 = clock_ns();
-    struct pf_engine_status status;
     r->ops = json_new_array();
     int rc = open_side(r, 0, r->h3, err);
     if (rc == PF_OK)
@@ -144,8 +143,7 @@ static int in_child(void *ctx, struct json **out, pf_error *err)
     const int rc_load = load_stop(load, rc ? NULL : err);
     rc = rc ? rc : rc_load;
     if (rc == PF_OK) {
-        pf_engine_status(r->engines[0], &status);
-        json_set_int(o, "overlay_bytes", (int64_t)status.cache_bytes);
+        json_set_int(o, "overlay_bytes", (int64_t)pf_engine_cache_bytes(r->engines[0]));
         json_set_int(o, "h3_bytes", (int64_t)r->ckpts[0]->n_bytes);
         json_set_int(o, "dit_bytes", (int64_t)r->ckpts[1]->n_bytes);
         json_set_int(o, "changes", (int64_t)r->n_changes);

@@ -453,7 +453,7 @@ static void list_active(void *ctx, const struct pf_active_info *a)
 }
 
 static struct json *status_json(const struct runner *r, const struct pf_engine_status *status,
-                                struct listing *list)
+                                uint64_t n_cache_bytes, struct listing *list)
 {
     struct json *doc = result_new(r->i_line, "status");
 
@@ -464,7 +464,7 @@ static struct json *status_json(const struct runner *r, const struct pf_engine_s
     json_set_bool(doc, "building", status->is_building);
     json_set_int(doc, "built_bytes", (int64_t)status->n_built_bytes);
     json_set_int(doc, "build_bytes", (int64_t)status->n_build_bytes);
-    json_set_int(doc, "cache_bytes", (int64_t)status->cache_bytes);
+    json_set_int(doc, "cache_bytes", (int64_t)n_cache_bytes);
     json_set_int(doc, "cache_budget_bytes", (int64_t)status->cache_budget_bytes);
     json_set_int(doc, "anon_bytes", (int64_t)status->anon_bytes);
     json_set_int(doc, "changes", (int64_t)status->n_changes);
@@ -481,6 +481,7 @@ static int run_status(struct runner *r)
     struct pf_engine_status status;
     struct pf_view *view = pf_engine_view(engine);
     const char *way = pf_engine_way(engine, view);
+    uint64_t n_cache_bytes;
     struct json *doc;
     struct strbuf text;
     char a[16], b[16];
@@ -490,12 +491,13 @@ static int run_status(struct runner *r)
     pf_engine_each_adapter(engine, list_adapter, &list);
     pf_engine_each_active(engine, list_active, &list);
     pf_engine_status(engine, &status);
-    doc = status_json(r, &status, &list);
+    n_cache_bytes = pf_engine_cache_bytes(engine);
+    doc = status_json(r, &status, n_cache_bytes, &list);
     json_set_z(doc, "way", way);
     strbuf_init(&text);
     strbuf_addf(&text, "%s, %zu running, %s now, ", way, r->n_jobs, out_mib(status.anon_bytes, a));
     if (*status.cache_dir)
-        strbuf_addf(&text, "%s in the cache%s", out_bytes((double)status.cache_bytes, b),
+        strbuf_addf(&text, "%s in the cache%s", out_bytes((double)n_cache_bytes, b),
                     status.is_building ? ", building" : "");
     else
         strbuf_adds(&text, status.cache_note);

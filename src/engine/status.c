@@ -7,7 +7,7 @@
 #include "engine/engine_int.h"
 #include "tensor/dtype.h"
 
-static uint64_t cache_bytes(struct pf_engine *e)
+uint64_t pf_engine_cache_bytes(struct pf_engine *e)
 {
     struct overlay_entry *entries = NULL;
     size_t n = 0;
@@ -23,7 +23,6 @@ static uint64_t cache_bytes(struct pf_engine *e)
 void pf_engine_status(struct pf_engine *e, struct pf_engine_status *s)
 {
     *s = (struct pf_engine_status){0};
-    s->cache_bytes = cache_bytes(e);
     s->anon_bytes = proc_anon_bytes();
     pthread_mutex_lock(&e->mu);
     snprintf(s->composition, sizeof s->composition, "%s", pf_view_digest(e->global->view));

@@ -112,7 +112,8 @@ static void write_queue(struct service *s, struct strbuf *out)
         load(&s->metrics.weight_bytes));
 }
 
-static void write_engine(const struct pf_engine_status *e, struct strbuf *out)
+static void write_engine(const struct pf_engine_status *e, uint64_t n_cache_bytes,
+                         struct strbuf *out)
 {
     static const char *const name = "pageflip_layers";
 
@@ -131,7 +132,7 @@ static void write_engine(const struct pf_engine_status *e, struct strbuf *out)
         (double)e->n_built_bytes);
     one(out, "pageflip_overlay_build_bytes", "gauge", "Size of the present build.",
         (double)e->n_build_bytes);
-    one(out, "pageflip_cache_bytes", "gauge", "Size of the overlay cache.", (double)e->cache_bytes);
+    one(out, "pageflip_cache_bytes", "gauge", "Size of the overlay cache.", (double)n_cache_bytes);
     one(out, "pageflip_cache_budget_bytes", "gauge", "What the overlay cache may grow to.",
         (double)e->cache_budget_bytes);
     one(out, "pageflip_memory_anonymous_bytes", "gauge",
@@ -208,7 +209,7 @@ void api_metrics(struct service *s, struct http_request *req, const struct json 
     write_requests(&s->metrics, &r.body);
     write_changes(&s->metrics, &r.body);
     write_queue(s, &r.body);
-    write_engine(e, &r.body);
+    write_engine(e, pf_engine_cache_bytes(s->engine), &r.body);
     write_places(s, &r.body);
     write_process(s, &r.body);
     mem_free(e);

@@ -206,13 +206,13 @@ static struct json *memory_json(const struct pf_engine_status *e)
     return it;
 }
 
-static struct json *cache_json(const struct pf_engine_status *e)
+static struct json *cache_json(const struct pf_engine_status *e, uint64_t n_bytes)
 {
     struct json *it = json_new_object();
 
     json_set(it, "dir", e->cache_dir[0] ? json_new_string(str_of(e->cache_dir)) : json_new_null());
     json_set(it, "note", json_new_string(str_of(e->cache_note)));
-    json_set_int(it, "bytes", (int64_t)e->cache_bytes);
+    json_set_int(it, "bytes", (int64_t)n_bytes);
     json_set_int(it, "budget_bytes", (int64_t)e->cache_budget_bytes);
     json_set_int(it, "builds", (int64_t)e->n_builds);
     json_set_int(it, "adoptions", (int64_t)e->n_adoptions);
@@ -250,7 +250,7 @@ void api_status(struct service *s, struct http_request *req, const struct json *
     json_set_bool(doc, "draining", s->is_draining);
     json_set(doc, "build", build_json(e));
     json_set(doc, "memory", memory_json(e));
-    json_set(doc, "cache", cache_json(e));
+    json_set(doc, "cache", cache_json(e, pf_engine_cache_bytes(s->engine)));
     json_set(doc, "queue", queue_json(s));
     queue_each(s->queue, add_job, jobs);
     json_set(doc, "jobs", jobs);

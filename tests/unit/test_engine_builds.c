@@ -138,7 +138,7 @@ static void what_does_not_last_is_not_built(void **state)
     pf_engine_status(f.engine, &s);
     assert_int_equal(g.n_calls, 0);
     assert_int_equal(s.n_builds, 0);
-    assert_int_equal(s.cache_bytes, 0);
+    assert_int_equal(pf_engine_cache_bytes(f.engine), 0);
     close_engine(&f);
 }
 
