@@ -287,6 +287,8 @@ static void a_failed_change_leaves_everything(void **state)
     assert_err(&err, PF_E_NOTFOUND, "'vae'", "'transformer'");
     assert_int_equal(pf_engine_set(f.engine, NULL, 1, NULL, NULL, &r, &err), PF_E_INVALID);
     assert_int_equal(pf_engine_unload(f.engine, NULL, &err), PF_E_INVALID);
+    pf_engine_each_adapter(f.engine, NULL, NULL); /* tells nobody */
+    pf_engine_each_active(f.engine, NULL, NULL);
     assert_same(current_bytes(&f), noto);
     assert_ok(pf_engine_merge(f.engine, NULL, 1, &r, &err), &err);
     assert_same(current_bytes(&f), noto);
