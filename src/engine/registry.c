@@ -78,11 +78,12 @@ static void end_build_with(struct pf_engine *e, const char *nickname)
 {
     for (;;) {
         const struct registered *have = registry_find(e, nickname);
-        const struct served *busy = e->busy;
+        struct served *busy = e->busy;
         if (!have || !busy || busy == e->global || !served_uses(busy, have->adapter) ||
             !background_may_be_awaited(e))
             return;
         atomic_store(&e->cancel_build, true);
+        busy->n_uses0 = view_n_uses(busy->view); /* else it would begin again at once */
         while (e->busy == busy)
             pthread_cond_wait(&e->idle, &e->mu);
     }

@@ -34,6 +34,7 @@ struct queue {
     pthread_cond_t work, changed, settled; /* workers; the clerk; queue_wait_empty */
     struct job *waiting, *running;
     uint64_t n_ever;
+    size_t n_untold; /* jobs that have ended, and whose owners are being told */
     struct queue_status status;
     bool is_ending;
 };
@@ -83,8 +84,12 @@ static void finish(struct queue *q, struct job *job)
     job_free(job);
 }
 
-static void count_end(struct queue_status *s, const struct job *job)
+/* Caller holds mu, and tells the owner when it has let go of it: told() follows. */
+static void count_end(struct queue *q, const struct job *job)
 {
+    struct queue_status *s = &q->status;
+
+    q->n_untold++;
     if (job->end == JOB_DRAWN) {
         s->n_drawn++;
         s->n_images += job->n_images;
@@ -96,6 +101,14 @@ static void count_end(struct queue_status *s, const struct job *job)
     } else {
         s->n_cancelled++;
     }
+}
+
+static void told(struct queue *q, size_t n)
+{
+    (void)pthread_mutex_lock(&q->mu);
+    q->n_untold -= n;
+    (void)pthread_cond_broadcast(&q->settled);
+    (void)pthread_mutex_unlock(&q->mu);
 }
 
 /* ------------------------------------------------------------------------------------------- the clerk */
@@ -140,7 +153,7 @@ static struct job *take_asked(struct queue *q)
     unlink_job(&q->waiting, job);
     q->status.n_waiting--;
     job->end = job->asked;
-    count_end(&q->status, job);
+    count_end(q, job);
     return job;
 }
 
@@ -156,8 +169,8 @@ static void *clerk_main(void *arg)
         if (job) {
             (void)pthread_mutex_unlock(&q->mu);
             finish(q, job);
+            told(q, 1);
             (void)pthread_mutex_lock(&q->mu);
-            (void)pthread_cond_broadcast(&q->settled);
         } else if (q->is_ending && !q->status.n_waiting) {
             break;
         } else {
@@ -222,6 +235,7 @@ static bool tick(void *ctx, uint32_t i_step)
     struct queue *q = pass->q;
     bool is_new = i_step != pass->i_step, is_any = false;
     bool ends[N_SHARED_MAX] = {false};
+    size_t n_ends = 0;
 
     pass->i_step = i_step;
     (void)pthread_mutex_lock(&q->mu);
@@ -236,7 +250,7 @@ static bool tick(void *ctx, uint32_t i_step)
             job->end = job->asked;
             unlink_job(&q->running, job);
             q->status.n_running--;
-            count_end(&q->status, job);
+            count_end(q, job);
         } else {
             is_any = true;
         }
@@ -247,10 +261,13 @@ static bool tick(void *ctx, uint32_t i_step)
             tell(q, pass->all[i], JOB_EVENT_ENDED);
             /* Freed when the pass ends: draw may read it */
             q->opts.done(q->opts.ctx, pass->all[i]);
+            n_ends++;
         } else if (is_new && !pass->is_left[i]) {
             tell(q, pass->all[i], JOB_EVENT_STEP);
         }
     }
+    if (n_ends)
+        told(q, n_ends);
     return is_any;
 }
 
@@ -272,6 +289,7 @@ static void draw_pass(struct queue *q, struct pass *pass, unsigned i_worker)
 {
     uint64_t t_start_ns = clock_ns();
     pf_error err = {0};
+    size_t n_ends = 0;
     int rc;
 
     for (size_t i = 0; i < pass->n; i++)
@@ -289,15 +307,18 @@ static void draw_pass(struct queue *q, struct pass *pass, unsigned i_worker)
         q->status.n_running--;
         job->end = !rc ? JOB_DRAWN : job->asked ? job->asked : JOB_FAILED;
         job->err = err;
-        count_end(&q->status, job);
+        count_end(q, job);
     }
     (void)pthread_mutex_unlock(&q->mu);
     for (size_t i = 0; i < pass->n; i++) {
-        if (pass->is_left[i])
+        if (pass->is_left[i]) {
             job_free(pass->all[i]);
-        else
+        } else {
             finish(q, pass->all[i]);
+            n_ends++;
+        }
     }
+    told(q, n_ends);
 }
 
 static void *worker_main(void *arg)
@@ -315,7 +336,6 @@ static void *worker_main(void *arg)
         (void)pthread_mutex_unlock(&q->mu);
         draw_pass(q, &pass, w->i_worker);
         (void)pthread_mutex_lock(&q->mu);
-        (void)pthread_cond_broadcast(&q->settled);
     }
     (void)pthread_mutex_unlock(&q->mu);
     return NULL;
@@ -466,14 +486,19 @@ void queue_cancel_all(struct queue *q)
     (void)mark(q, 0, NULL, JOB_CANCELLED);
 }
 
+static bool has_any(const struct queue *q)
+{
+    return q->status.n_waiting + q->status.n_running + q->n_untold > 0;
+}
+
 bool queue_wait_empty(struct queue *q, uint64_t t_until_ns)
 {
     bool is_empty;
 
     (void)pthread_mutex_lock(&q->mu);
-    while (q->status.n_waiting + q->status.n_running > 0 && clock_ns() < t_until_ns)
+    while (has_any(q) && clock_ns() < t_until_ns)
         wait_until(&q->settled, &q->mu, t_until_ns);
-    is_empty = q->status.n_waiting + q->status.n_running == 0;
+    is_empty = !has_any(q);
     (void)pthread_mutex_unlock(&q->mu);
     return is_empty;
 }

@@ -83,7 +83,7 @@ bool queue_end_job(struct queue *q, uint64_t i_job, enum job_end how);
 /* Every job with this id. The number of them. */
 size_t queue_cancel_id(struct queue *q, const char *id);
 void queue_cancel_all(struct queue *q);
-/* True when nothing waits and nothing runs, at the latest at t_until_ns. */
+/* True when nothing waits, nothing runs and every owner has been told, at the latest at t_until_ns. */
 bool queue_wait_empty(struct queue *q, uint64_t t_until_ns);
 
 struct queue_status {

@@ -18,6 +18,9 @@
 #define TURBO PF_SOURCE_DIR "/data/adapters/turbo.safetensors"
 #define NIGHT PF_SOURCE_DIR "/data/adapters/night"
 
+/* Against hanging, no bound on speed: the builder is nice, sanitizers and busy machines are slow. */
+#define SETTLE_MS 600000
+
 struct fixture {
     struct pf_checkpoint *ckpt;
     struct pf_engine *engine;

@@ -153,7 +153,7 @@ static void resident_layers_are_rewritten_in_place(void **state)
     for (int i = 0; i < 3; i++) {
         set_one(&f, "noto", 1, &r);
         assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
-        assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+        assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
         uint64_t n_before = merge_n_panels();
         struct pf_view *v = pf_engine_view(f.engine);
         struct digest d = view_bytes(f.ckpt, v);
@@ -162,7 +162,7 @@ static void resident_layers_are_rewritten_in_place(void **state)
         assert_same(d, fresh_bytes(f.ckpt, NOTO, 1));
         assert_ok(pf_engine_deactivate(f.engine, NULL, &r, &err), &err);
         assert_same(current_bytes(&f), base);
-        assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+        assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
         assert_same(current_bytes(&f), base);
     }
     close_engine(&f);
@@ -189,6 +189,15 @@ static struct digest layer_bytes_of(struct fixture *f, struct pf_reader *r, stru
     return d;
 }
 
+/* Has a layer a copy that new readers may take? */
+static bool has_copy(struct fixture *f, uint32_t i_layer)
+{
+    pthread_mutex_lock(&f->engine->mu);
+    bool is_ready = f->engine->residents->items[i_layer].is_ready;
+    pthread_mutex_unlock(&f->engine->mu);
+    return is_ready;
+}
+
 /* Rewriting waits for who reads the copy, and nobody comes to read it meanwhile. */
 static void a_copy_is_taken_from_readers_before_it_is_rewritten(void **state)
 {
@@ -199,25 +208,28 @@ static void a_copy_is_taken_from_readers_before_it_is_rewritten(void **state)
     pf_error err;
     open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 9});
     set_one(&f, "noto", 1, NULL);
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     struct pf_view *noto = pf_engine_view(f.engine);
     assert_ok(pf_reader_new(noto, &early, &err), &err);
     assert_ok(pf_reader_new(noto, &late, &err), &err);
     assert_ok(pf_reader_enter(early, i_layer, &err), &err);
     struct digest want = layer_bytes_of(&f, early, noto, i_layer);
     set_one(&f, "turbo", 1, NULL);
+    const uint64_t t_taken = clock_ns() + (uint64_t)SETTLE_MS * 1000000;
+    while (has_copy(&f, i_layer) && clock_ns() < t_taken) /* late must come after it was taken */
+        sched_yield();
     assert_int_equal(pf_engine_settle(f.engine, 30, &err), PF_E_BUSY); /* early is inside */
     assert_same(layer_bytes_of(&f, early, noto, i_layer), want);
     assert_ok(pf_reader_enter(late, i_layer, &err), &err);
     pf_reader_leave(early);
-    const uint64_t t_end = clock_ns() + 60000000000;
+    const uint64_t t_end = clock_ns() + (uint64_t)SETTLE_MS * 1000000;
     do /* until the copy holds turbo's */
         assert_ok(pf_engine_layer_status(f.engine, i_layer, &s, &err), &err);
     while (strcmp(s.place, "resident") != 0 && clock_ns() < t_end);
     assert_string_equal(s.place, "resident");
     assert_same(layer_bytes_of(&f, late, noto, i_layer), want);
     pf_reader_leave(late);
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     assert_same(current_bytes(&f), fresh_bytes(f.ckpt, TURBO, 1));
     pf_reader_free(early);
     pf_reader_free(late);

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -184,6 +185,13 @@ static int in_read_only_cache(void **state)
 }
 
 /* Root ignores modes: as an unprivileged user. */
+static int may_be_removed(const char *path, const struct stat *st, int flag, struct FTW *w)
+{
+    (void)flag;
+    (void)w;
+    return S_ISDIR(st->st_mode) ? chmod(path, 0777) : 0;
+}
+
 static void the_cache_becomes_read_only(void **state)
 {
     fflush(NULL);
@@ -198,7 +206,7 @@ static void the_cache_becomes_read_only(void **state)
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     const char *cache = test_path(state, "cache");
-    assert_int_equal(chmod(cache, 0777), 0); /* so that it can be removed */
+    assert_int_equal(nftw(cache, may_be_removed, 8, FTW_PHYS), 0);
     assert_int_equal(status, 0);
 }
 
@@ -391,7 +399,7 @@ static void a_touched_base_is_proved_in_the_background(void **state)
     set_one(&f, "noto", 1, &r);
     assert_string_equal(r.way, "stream");
     struct digest streamed = current_bytes(&f);
-    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "overlay");
     pf_engine_status(f.engine, &s);
     assert_int_equal(s.n_builds, 0);
@@ -423,7 +431,7 @@ static void a_base_touched_under_a_running_engine_is_proved(void **state)
     set_one(&f, "noto", 1, &r);
     assert_string_equal(r.way, "stream"); /* nothing is adopted by a stamp that nobody knows */
     assert_same(current_bytes(&f), noto);
-    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     pf_engine_status(f.engine, &after);
     assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "overlay");
     assert_int_equal(after.n_builds, 0);
@@ -526,7 +534,7 @@ static void other_bytes_behind_a_known_id_are_found(void **state)
     assert_string_equal(r.composition, first.composition);
     struct digest want = current_big(&f);
     assert_differ(old, want);
-    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "stream");
     assert_same(current_big(&f), want);
     pf_engine_status(f.engine, &s);
@@ -547,7 +555,7 @@ static void residents_of_a_truncated_base_are_given_up(void **state)
     pf_error err;
     open_copy(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 9});
     set_one(&f, "noto", 1, &r);
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     struct pf_view *v = pf_engine_view(f.engine);
     assert_ok(pf_reader_new(v, &inside, &err), &err);
     assert_ok(pf_reader_enter(inside, 2, &err), &err); /* nothing is rewritten meanwhile */
@@ -555,7 +563,7 @@ static void residents_of_a_truncated_base_are_given_up(void **state)
     assert_int_equal(pf_engine_settle(f.engine, 30, &err), PF_E_BUSY);
     assert_int_equal(truncate(test_path(state, "base.safetensors"), 32768), 0);
     pf_reader_leave(inside);
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     assert_true(f.engine->residents->items[8].has_failed);
     assert_false(f.engine->residents->items[8].is_ready);
     assert_refused(&f, PF_E_TRUNCATED, "shrank");
@@ -673,7 +681,7 @@ static void an_adapter_is_truncated_while_in_use(void **state)
     assert_int_equal(pf_engine_merge(f.engine, NULL, 0.5, &r, &err), PF_E_TRUNCATED);
     assert_err(&err, PF_E_TRUNCATED, "noto.safetensors", "shrank");
     /* and nothing that was computed with it is published */
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     assert_int_equal(n_complete(&f), 0);
     assert_int_equal(read_changed(f.ckpt, v, &err), PF_E_TRUNCATED);
     pf_view_release(v);
@@ -690,13 +698,13 @@ static void views_outlive_adapters_and_engines(void **state)
     pf_error err;
     open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = -1, .n_resident_layers = 9});
     set_one(&f, "noto", 1, &r);
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     assert_string_equal(pf_engine_way(f.engine, f.engine->global->view), "inplace");
     struct pf_view *resident = pf_engine_view(f.engine);
     set_overlay(&f, "turbo", &r);
     struct pf_view *overlaid = pf_engine_view(f.engine);
     set_one(&f, "noto", 1, &r);
-    assert_ok(pf_engine_settle(f.engine, 20000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     struct pf_checkpoint *ckpt;
     assert_ok(pf_checkpoint_open(MODEL, NULL, &ckpt, &err), &err);
     struct pf_reader *inside;

@@ -85,7 +85,7 @@ static void C93_ten_thousand_cycles_leave_nothing(void **state)
     assert_ok(pf_engine_set(f.engine, &l, 1, NULL, &OVERLAY, NULL, &err), &err);
     for (int i = 0; i < 300; i++) /* arenas, lists and the recent compositions have their size */
         cycle(&f, i);
-    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     size_t allocated = n_allocated();
     uint64_t anon = proc_anon_bytes();
     size_t maps = n_mappings(), fds = n_descriptors();
@@ -93,7 +93,7 @@ static void C93_ten_thousand_cycles_leave_nothing(void **state)
         cycle(&f, i);
     for (int i = 0; i < 300; i++) /* the list ends with the same compositions */
         cycle(&f, i);
-    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     size_t allocated_after = n_allocated();
     uint64_t anon_after = proc_anon_bytes();
     size_t maps_after = n_mappings(), fds_after = n_descriptors();
@@ -176,20 +176,20 @@ static void resident_layers_are_never_there_twice(void **state)
     assert_int_equal(s.n_layers_resident, f.ckpt->n_layers);
     assert_in_range(s.n_bytes_resident, N_BIG * BIG_BYTES, N_BIG * BIG_BYTES + MIB);
     assert_ok(peak_start(&peak, &err), &err);
-    assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
     struct digest base = pass(&f), a;
     for (int i = 0; i < 3; i++) {
         set_one(&f, "a", 1, NULL);
-        assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+        assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
         uint64_t n_merged = merge_n_panels();
         a = pass(&f);
         assert_int_equal(merge_n_panels(), n_merged); /* from the copies */
         assert_differ(a, base);
         set_one(&f, "ab", 1, NULL);
-        assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+        assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
         assert_differ(pass(&f), a);
         assert_ok(pf_engine_unmerge(f.engine, NULL, NULL, &err), &err);
-        assert_ok(pf_engine_settle(f.engine, 60000, &err), &err);
+        assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
         assert_same(pass(&f), base);
     }
     uint64_t most = peak_stop(peak) - before;

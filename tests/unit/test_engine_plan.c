@@ -297,7 +297,7 @@ static void residents_say_whether_they_are_locked(void **state)
         pf_engine_status(f.engine, &s);
         bool is_said = strstr(s.plan_note, "not locked: see ulimit -l") != NULL;
         pf_error err;
-        bool works = pf_engine_settle(f.engine, 20000, &err) == PF_OK;
+        bool works = pf_engine_settle(f.engine, SETTLE_MS, &err) == PF_OK;
         close_engine(&f);
         _exit(is_said && works ? 0 : 1);
     }

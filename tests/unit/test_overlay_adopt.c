@@ -546,7 +546,7 @@ static int recheck_read_only(struct fx *fx, void *arg)
 static int open_unreadable(struct fx *fx, void *arg)
 {
     (void)arg;
-    if (geteuid() == 0 && (setgid(65534) || setuid(65534)))
+    if (geteuid() != 0 || setgid(65534) || setuid(65534)) /* what is ours we can read */
         return 77;
     struct overlay_store *s = NULL;
     int rc = overlay_store_open(fx->cache, 0, &s, &fx->err);
