@@ -193,7 +193,8 @@ PF_API void pf_checkpoint_tensor(const struct pf_checkpoint *ckpt, uint32_t i,
 /* Index of a tensor by component and name, or -1. */
 PF_API int64_t pf_checkpoint_find(const struct pf_checkpoint *ckpt, const char *component,
                                   const char *name);
-/* 32 hex digits and NUL: what the bytes are, wherever they lie. Reads headers and one block per tensor, once. */
+/* 32 hex digits and NUL: what the bytes are, wherever they lie. Reads all of a file up to 64 MiB, else headers and a block of every
+ * tensor, once. PF_E_CHANGED, PF_E_TRUNCATED, PF_E_IO, PF_E_NOMEM. */
 PF_API int pf_checkpoint_content_id(struct pf_checkpoint *ckpt, char out_hex[33], pf_error *err);
 /* PF_E_CHANGED or PF_E_TRUNCATED when a file is no longer the one that was opened. */
 PF_API int pf_checkpoint_verify(const struct pf_checkpoint *ckpt, pf_error *err);
@@ -315,7 +316,8 @@ PF_API int pf_composition_fidelity(struct pf_composition *comp, struct pf_fideli
 /* What a reader holds: one composition, fixed, and where each tensor's bytes are. Reference counted. */
 struct pf_view;
 
-/* comp NULL means the base. The view holds what it needs; ckpt and comp may be closed while it lives. */
+/* comp NULL means the base. The view holds what it needs; ckpt and comp may be closed while it lives. PF_E_INVALID: comp is of another
+ * checkpoint. PF_E_NOMEM. */
 PF_API int pf_view_open(struct pf_checkpoint *ckpt, struct pf_composition *comp,
                         struct pf_view **out_view, pf_error *err);
 /* Drops one reference; readers hold their own. */
@@ -396,7 +398,8 @@ struct pf_merge_report {
 /*
  * Writes the checkpoint with comp merged in, in the layout of the input (file, sharded, directory); untouched tensors are
  * byte-identical. Nothing stands under the final name until everything is durable; a killed run is continued by the same call.
- * PF_E_EXISTS, PF_E_INVALID (out is the base, by whatever name), PF_E_NOSPACE, PF_E_CANCELLED.
+ * comp NULL: a copy of the base. PF_E_EXISTS (also: parts of another merge stand there), PF_E_INVALID (out is the base, by whatever name),
+ * PF_E_NOTFOUND (no directory to write in), PF_E_BUSY (another process writes it), PF_E_CHANGED, PF_E_TRUNCATED, PF_E_NOSPACE, PF_E_CANCELLED.
  */
 PF_API int pf_merge(struct pf_checkpoint *ckpt, struct pf_composition *comp, const char *out_path,
                     const struct pf_merge_opts *opts, struct pf_merge_report *out_report,
@@ -508,7 +511,7 @@ struct pf_engine_opts {
     uint64_t host_memory_bytes;  /* 0: what the system and its control groups leave */
     /* Private copies, reported apart. PF_E_NOMEM when they take more than is available. */
     uint32_t n_resident_layers;
-    uint32_t n_threads;      /* of the builder; 0: half of the CPUs that this process may use */
+    uint32_t n_threads;      /* of the builder, 256 at most; 0: half of the CPUs of this process */
     int64_t build_delay_ms;  /* 0: 2000; negative: never build in the background */
     const char *system_root; /* where proc and sys are looked for; NULL: "/". For tests */
     /* Of background builds, from a thread of the builder; returning false cancels the build, which then waits for the next change. It may
@@ -546,16 +549,19 @@ struct pf_change_report {
     char note[256]; /* why not as asked ("the cache is off"); empty when all is well */
 };
 
-/* Holds a reference to ckpt. An unusable cache is no error: see status. */
+/* Holds a reference to ckpt. An unusable cache is no error: see status. PF_E_INVALID, PF_E_NOMEM (also: resident layers take more than is
+ * available), PF_E_IO. */
 PF_API int pf_engine_open(struct pf_checkpoint *ckpt, const struct pf_engine_opts *opts,
                           struct pf_engine **out_engine, pf_error *err);
 /* Ends background work; views that are out stay valid. A child of fork has no background thread: there it streams, and may be closed. */
 PF_API void pf_engine_close(struct pf_engine *engine);
 
-/* Another path or a changed file under a known nickname loads it anew; what acts keeps what it was made with. */
+/* Another path or a changed file under a known nickname loads it anew; what acts keeps what it was made with. Errors are those of
+ * pf_adapter_open; PF_E_INVALID: no nickname. */
 PF_API int pf_engine_load(struct pf_engine *engine, const char *nickname, const char *path,
                           pf_error *err);
-/* PF_E_BUSY while a view or a remembered composition uses it. */
+/* Ends a build of a composition that nobody has set any more, and waits for that. PF_E_BUSY while a view or a remembered composition uses
+ * it, PF_E_NOTFOUND, PF_E_INVALID. */
 PF_API int pf_engine_unload(struct pf_engine *engine, const char *nickname, pf_error *err);
 
 /*
@@ -585,7 +591,8 @@ PF_API int pf_engine_view_of(struct pf_engine *engine, const struct pf_engine_lo
 PF_API const char *pf_engine_way(struct pf_engine *engine, const struct pf_view *view);
 /* Tells the builder that a generation used the current composition: three make it worth an overlay. */
 PF_API void pf_engine_served(struct pf_engine *engine, const struct pf_view *view);
-/* Waits until no background work is left or the time is over (PF_E_BUSY); starts a delayed build at once. */
+/* Waits until no background work is left or the time is over (PF_E_BUSY); starts a delayed build at once. From a progress function, and in
+ * a child of fork, it does not wait. */
 PF_API int pf_engine_settle(struct pf_engine *engine, uint64_t timeout_ms, pf_error *err);
 /* Cancels a background build; the partial entry stays for the next. */
 PF_API void pf_engine_cancel_build(struct pf_engine *engine);
@@ -607,7 +614,7 @@ struct pf_engine_status {
     uint64_t n_merged_bytes; /* of all panels that this process merged, streamed or built */
     int32_t merge_dtype;     /* PF_MERGE_* of the composition */
 };
-/* All of it is in memory. Waits while a change is being published. */
+/* All of it is in memory, but for anon_bytes, which the kernel is asked for. Waits while a change is being published. */
 PF_API void pf_engine_status(struct pf_engine *engine, struct pf_engine_status *out_status);
 /* What the cache holds, of every engine and process that shares it; 0: there is none. Lists the directory and tries its locks, so not
  * for every picture. */
@@ -646,8 +653,9 @@ PF_API void pf_engine_each_active(struct pf_engine *engine, pf_active_fn fn, voi
 /*
  * The cache of merged weights from outside: what is in it, whether it is sound, and taking things out. `cache_dir` is a directory,
  * or NULL for the one that an engine would use; PF_E_STATE when there is none ("off"). A digest may be cut to its first 4 digits or more:
- * PF_E_NOTFOUND, PF_E_AMBIGUOUS. Safe beside engines that run, in other processes too.
+ * PF_E_NOTFOUND, PF_E_AMBIGUOUS; PF_E_INVALID for a text that is none. Safe beside engines that run, in other processes too.
  */
+/* PF_E_RANGE: out_path is too small for it. */
 PF_API int pf_cache_path(const char *cache_dir, char *out_path, size_t n_path_bytes, pf_error *err);
 
 struct pf_cache_adapter {
@@ -685,7 +693,7 @@ struct pf_cache_clear_report {
     uint32_t n_evicted, n_left; /* left: in use */
     uint64_t n_bytes;
 };
-/* Takes out every entry that no process uses or builds. out_report may be NULL. */
+/* Takes out every entry that no process uses or builds, and forgets what is remembered of checkpoints. out_report may be NULL. */
 PF_API int pf_cache_clear(const char *cache_dir, struct pf_cache_clear_report *out_report,
                           pf_error *err);
 

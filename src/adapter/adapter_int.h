@@ -114,8 +114,7 @@ int source_open(struct pf_adapter *a, const char *path, pf_error *err);
 /* module.c */
 int modules_build(struct pf_adapter *a, pf_error *err);
 const struct ad_tensor *module_leaf(const struct pf_adapter *a, const struct ad_module *m,
-                                    enum ad_leaf leaf);                           /* NULL: absent */
-const struct ad_module *module_find(const struct pf_adapter *a, struct str name); /* or NULL */
+                                    enum ad_leaf leaf); /* NULL: absent */
 /* family.c: the leaves that a family needs, and their shapes among themselves. */
 int family_check(const struct pf_adapter *a, struct ad_module *m, pf_error *err);
 /* Is this rectangle of a factor, seen as a matrix, zeros alone? */

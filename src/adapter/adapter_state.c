@@ -21,12 +21,9 @@ uint32_t adapter_n_refs(const struct pf_adapter *a)
 /* Looks at the path, not at the open file: a new file may have been renamed over it. */
 bool adapter_is_current(const struct pf_adapter *a)
 {
-    struct file_map now;
-    if (!a->file || file_map_open(&now, st_path(a->file), NULL))
-        return false;
-    bool is_same = file_stamp_eq(&now.stamp, &st_map(a->file)->stamp);
-    file_map_close(&now);
-    return is_same;
+    struct file_stamp now;
+    return a->file && file_stamp_now(st_path(a->file), &now) &&
+           file_stamp_eq(&now, &st_map(a->file)->stamp);
 }
 
 int adapter_check(const struct pf_adapter *a, pf_error *err)

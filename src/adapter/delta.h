@@ -27,13 +27,6 @@ enum delta_kind {
     DELTA_DIFF, /* f[0] (rows, cols): itself */
 };
 
-/* What a kind needs to compute rows [m0, m1) of itself. */
-enum delta_need {
-    DELTA_NEEDS_ROWS,      /* those rows of its left factors alone */
-    DELTA_NEEDS_ROW_GROUP, /* an aligned group of `row_group` rows (LoKr: the rows of w2) */
-    DELTA_NEEDS_PREPASS,   /* one f32 vector over the whole tensor first (DoRA norms; none yet) */
-};
-
 struct delta {
     enum delta_kind kind;
     uint32_t i_tensor;    /* of the checkpoint */
@@ -46,7 +39,5 @@ struct delta {
     /* The module as spelled in the file: last tie-break of the canonical order, and messages */
     const char *key;
 };
-
-enum delta_need delta_need(const struct delta *d, int64_t *out_row_group);
 
 #endif

@@ -33,7 +33,8 @@ static int cmp_split(const void *pa, const void *pb)
     return a->i_tensor < b->i_tensor ? -1 : a->i_tensor > b->i_tensor;
 }
 
-const struct ad_module *module_find(const struct pf_adapter *a, struct str name)
+/* NULL: there is none. */
+static const struct ad_module *module_find(const struct pf_adapter *a, struct str name)
 {
     size_t lo = 0, hi = a->n_modules;
     while (lo < hi) {

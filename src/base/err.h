@@ -22,7 +22,7 @@ int err_sys(pf_error *err, int sys_errno, const char *fmt, ...) PF_PRINTF(3, 4);
 /* "out of memory for 123 bytes of <what>" */
 int err_nomem(pf_error *err, size_t n_bytes, const char *what);
 
-/* Puts text in front of a message that a lower module wrote; returns err's code (PF_E_IO if err is NULL, so pass rc instead). */
+/* Puts text in front of a message that a lower module wrote; returns rc. */
 int err_prefix(pf_error *err, int rc, const char *fmt, ...) PF_PRINTF(3, 4);
 
 /* Appends text to the message ("; did you mean ..."), truncating at the end of msg. */

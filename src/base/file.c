@@ -1,12 +1,13 @@
 /*
- * Bytes to and from files: mappings, exact reads and writes, copies inside the kernel, and the fault points that crash tests
- * use. Publishing, directories and locks are in file_publish.c and file_tree.c. Must never leave a descriptor open across an
- * exec, and never report a short transfer as a success.
+ * Bytes to and from files: mappings, exact reads and writes, copies inside the kernel, and which of them the page cache holds.
+ * Publishing, directories and locks are in file_publish.c and file_tree.c, the fault points of crash tests in file_fault.c. Must
+ * never leave a descriptor open across an exec, and never report a short transfer as a success.
  */
 #include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -103,6 +104,18 @@ void file_map_close(struct file_map *m)
     if (m->fd >= 0)
         (void)close(m->fd); /* only read from */
     *m = (struct file_map){.fd = -1, .i_guard = -1};
+}
+
+bool file_shows_cache(int fd)
+{
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    /* Who owns a file is no answer inside a user namespace, where all strangers look alike. O_NOATIME is granted by the check that
+       mincore makes first; its second one is the right to write. */
+    int probe = open(path, O_RDONLY | O_CLOEXEC | O_NOATIME);
+    if (probe >= 0)
+        close(probe);
+    return probe >= 0 || faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0;
 }
 
 void file_map_fetch(const struct file_map *m, uint64_t off, uint64_t n_bytes)

@@ -100,6 +100,8 @@ int file_list(const char *dir, char ***out_names, size_t *out_n, pf_error *err);
 void file_list_free(char **names, size_t n);
 char *path_join(const char *a, const char *b); /* NULL: out of memory */
 struct str path_base(const char *path);
+/* Both resolved (file_realpath): is `path` the directory `dir`, or below it? */
+bool path_is_below(const char *path, const char *dir);
 char *path_dir(const char *path); /* "." when there is none; owned by caller */
 
 #endif

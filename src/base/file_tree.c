@@ -42,6 +42,12 @@ static size_t trimmed_length(const char *path)
     return n;
 }
 
+bool path_is_below(const char *path, const char *dir)
+{
+    const size_t n = strlen(dir);
+    return !strncmp(path, dir, n) && (!path[n] || path[n] == '/' || (n && dir[n - 1] == '/'));
+}
+
 struct str path_base(const char *path)
 {
     const size_t n = trimmed_length(path);
@@ -61,18 +67,6 @@ char *path_dir(const char *path)
     while (n > 1 && path[n - 1] == '/')
         n--;
     return n ? mem_strndup(path, n) : mem_strdup(".");
-}
-
-bool file_shows_cache(int fd)
-{
-    char path[40];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    /* Who owns a file is no answer inside a user namespace, where all strangers look alike. O_NOATIME is granted by the check that
-       mincore makes first; its second one is the right to write. */
-    int probe = open(path, O_RDONLY | O_CLOEXEC | O_NOATIME);
-    if (probe >= 0)
-        close(probe);
-    return probe >= 0 || faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0;
 }
 
 enum file_kind file_kind(const char *path)

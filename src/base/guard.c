@@ -139,7 +139,7 @@ static bool install(void)
 static void set_slot(struct slot *s, uintptr_t begin, uintptr_t end)
 {
     const uint32_t seq = atomic_load_explicit(&s->seq, memory_order_relaxed);
-    /* Each release store keeps what stands before it: odd before the fields, even after them. */
+    /* In this order for every reader: odd before the fields, even after them. */
     atomic_store_explicit(&s->seq, seq + 1, memory_order_seq_cst);
     atomic_store_explicit(&s->begin, begin, memory_order_seq_cst);
     atomic_store_explicit(&s->end, end, memory_order_seq_cst);

@@ -127,18 +127,3 @@ struct digest hasher_digest(const struct hasher *h)
 {
     return of_xxh(XXH3_128bits_digest(&h->state));
 }
-
-struct digest hash_blocks(const void *p, uint64_t n_bytes)
-{
-    struct hasher h;
-    hasher_reset(&h);
-    const unsigned char *bytes = p;
-    for (uint64_t off = 0; off < n_bytes; off += HASH_BLOCK_BYTES) {
-        uint64_t left = n_bytes - off;
-        struct digest d =
-            hash_bytes(bytes + off, left < HASH_BLOCK_BYTES ? (size_t)left : HASH_BLOCK_BYTES);
-        hasher_add_u64(&h, d.hi);
-        hasher_add_u64(&h, d.lo);
-    }
-    return hasher_digest(&h);
-}

@@ -31,7 +31,4 @@ void hasher_add_double(struct hasher *h, double v); /* its bits; -0 as +0 */
 void hasher_add_str(struct hasher *h, const char *p, size_t n);
 struct digest hasher_digest(const struct hasher *h);
 
-/* XXH3-128 over the XXH3-128s (hi then lo, little endian) of 4 MiB blocks, so that blocks may be hashed in any order. */
-struct digest hash_blocks(const void *p, uint64_t n_bytes);
-
 #endif

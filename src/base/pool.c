@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/thread.h"
 
 #define N_WORKERS_MAX 256
 #define STACK_BYTES   ((size_t)256 << 10) /* untouched pages cost nothing, but keep them few */
@@ -81,16 +82,7 @@ static void *worker_main(void *arg)
 
 static int start_worker(struct worker *w)
 {
-    pthread_attr_t attr;
-    int rc = pthread_attr_init(&attr);
-    if (rc)
-        return rc;
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    rc = pthread_create(&w->thread, &attr, worker_main, w);
-    if (rc == EINVAL) /* thread-local storage of a sanitizer may not fit */
-        rc = pthread_create(&w->thread, NULL, worker_main, w);
-    (void)pthread_attr_destroy(&attr);
-    return rc;
+    return thread_start(&w->thread, STACK_BYTES, worker_main, w);
 }
 
 int pool_new(unsigned n_threads, struct pool **out_pool, pf_error *err)

@@ -1,6 +1,6 @@
 /*
  * What the kernel says about this process. Files of /proc are read into a buffer on the stack: measuring memory must not
- * allocate any. The sampler is the one thread of the project that is not of a pool.
+ * allocate any.
  */
 #include "base/proc.h"
 
@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/thread.h"
 
 #define SAMPLE_NS   5000000
 #define STACK_BYTES ((size_t)64 << 10)
@@ -121,21 +122,6 @@ static void *sampler_main(void *arg)
     return NULL;
 }
 
-/* Small on purpose: a stack counts as anonymous memory. Sanitizers may need more, then the default is used. */
-static int start_thread(struct peak *p)
-{
-    pthread_attr_t attr;
-    int rc = pthread_attr_init(&attr);
-    if (rc)
-        return rc;
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    rc = pthread_create(&p->thread, &attr, sampler_main, p);
-    if (rc == EINVAL)
-        rc = pthread_create(&p->thread, NULL, sampler_main, p);
-    (void)pthread_attr_destroy(&attr);
-    return rc;
-}
-
 int peak_start(struct peak **out, pf_error *err)
 {
     struct peak *p = mem_calloc(1, sizeof *p);
@@ -154,7 +140,7 @@ int peak_start(struct peak **out, pf_error *err)
     }
     (void)pthread_mutex_init(&p->mu, NULL); /* cannot fail on Linux with default attributes */
     sample(p);
-    rc = start_thread(p);
+    rc = thread_start(&p->thread, STACK_BYTES, sampler_main, p);
     if (rc) {
         (void)pthread_cond_destroy(&p->stop);
         (void)pthread_mutex_destroy(&p->mu);

@@ -126,7 +126,8 @@ bool load_is_drawing(const struct load *l)
     return l->model != NULL;
 }
 
-uint64_t load_rounds(const struct load *l)
+/* Whole rounds so far: pictures, or passes. */
+static uint64_t load_rounds(const struct load *l)
 {
     return atomic_load(&l->n_rounds);
 }

@@ -16,8 +16,6 @@ int load_start(struct load **out, struct pf_checkpoint *ckpt, struct pf_engine *
 double load_passes(const struct load *load);
 uint64_t load_pass_bytes(const struct load *load); /* of weights, in one pass */
 bool load_is_drawing(const struct load *load);
-/* Whole rounds so far: pictures, or passes. */
-uint64_t load_rounds(const struct load *load);
 /* Until so many more rounds have ended, or the load has, by an error: load_stop tells. */
 void load_wait(const struct load *load, uint64_t n_rounds);
 /* Ends it at the next layer border and frees it; its error, if it had one. NULL: PF_OK. */

@@ -41,10 +41,6 @@ struct plan {
 
 void plan_init(struct plan *p, int32_t dtype, double rms);
 void plan_release(struct plan *p);
-bool plan_ok(const struct plan *p);
-/* The name is printed; the shape is (d0), or (d0, d1) when d1 > 0. */
-void plan_add(struct plan *p, int64_t d0, int64_t d1, const char *fmt, ...) PF_PRINTF(4, 5);
-void plan_add_constant(struct plan *p, float v, const char *fmt, ...) PF_PRINTF(3, 4);
 
 /* The checkpoint of a shape. PF_E_INVALID for an unknown name or a scale that makes no sense. */
 int plan_shape(struct plan *p, const struct bench_make_opts *opts, pf_error *err);

@@ -24,7 +24,7 @@ void plan_release(struct plan *p)
     *p = (struct plan){0};
 }
 
-bool plan_ok(const struct plan *p)
+static bool plan_ok(const struct plan *p)
 {
     return !p->is_failed;
 }
@@ -56,7 +56,9 @@ static void add(struct plan *p, const struct plan_tensor *t)
     p->tensors[p->n_tensors++] = *t;
 }
 
-void plan_add(struct plan *p, int64_t d0, int64_t d1, const char *fmt, ...)
+/* The name is printed; the shape is (d0), or (d0, d1) when d1 > 0. */
+PF_PRINTF(4, 5)
+static void plan_add(struct plan *p, int64_t d0, int64_t d1, const char *fmt, ...)
 {
     struct plan_tensor t = {.shape = {.rank = d1 > 0 ? 2 : 1, .dim = {d0, d1 > 0 ? d1 : 0}}};
     va_list args;
@@ -67,7 +69,8 @@ void plan_add(struct plan *p, int64_t d0, int64_t d1, const char *fmt, ...)
     add(p, &t);
 }
 
-void plan_add_constant(struct plan *p, float v, const char *fmt, ...)
+PF_PRINTF(3, 4)
+static void plan_add_constant(struct plan *p, float v, const char *fmt, ...)
 {
     struct plan_tensor t = {.is_constant = true, .constant = v};
     va_list args;

@@ -55,17 +55,11 @@ struct switch_run {
 
 /* A thread that reads one panel as soon as the engine's view is another than it was. */
 struct watch;
-int watch_start(struct watch **out, struct pf_engine *engine, pf_error *err);
-/* When the panel was there (monotonic clock); 0: nothing changed. Frees w; NULL gives 0. */
-uint64_t watch_stop(struct watch *w, bool is_change_expected);
 
 /* Measured as op `id`: `fn` between the counters. is_change: the composition becomes another. */
 typedef int (*op_fn)(struct switch_run *r, struct pf_change_report *out_report, pf_error *err);
-int op_measure(struct switch_run *r, enum switch_op id, bool is_change, op_fn fn, pf_error *err);
 
 int switch_engine_open(struct switch_run *r, pf_error *err);
-int switch_set(struct switch_run *r, const char *nickname, double strength,
-               struct pf_change_report *out_report, pf_error *err);
 
 /* All of it that can be run with one engine: fills ops. */
 int switch_ops_run(struct switch_run *r, pf_error *err);

@@ -69,7 +69,7 @@ static void *watch_run(void *arg)
     return NULL;
 }
 
-int watch_start(struct watch **out, struct pf_engine *engine, pf_error *err)
+static int watch_start(struct watch **out, struct pf_engine *engine, pf_error *err)
 {
     struct watch *w = mem_calloc(1, sizeof *w);
     if (!w)
@@ -95,7 +95,8 @@ int watch_start(struct watch **out, struct pf_engine *engine, pf_error *err)
     return PF_OK;
 }
 
-uint64_t watch_stop(struct watch *w, bool is_change_expected)
+/* When the panel was there (monotonic clock); 0: nothing changed. Frees w; NULL gives 0. */
+static uint64_t watch_stop(struct watch *w, bool is_change_expected)
 {
     if (!w)
         return 0;
@@ -119,7 +120,8 @@ static void grow(uint64_t *max, uint64_t v)
     *max = v > *max ? v : *max;
 }
 
-int op_measure(struct switch_run *r, enum switch_op id, bool is_change, op_fn fn, pf_error *err)
+static int op_measure(struct switch_run *r, enum switch_op id, bool is_change, op_fn fn,
+                      pf_error *err)
 {
     struct op_stats *s = &r->ops[id];
     struct pf_change_report report = {.way = NULL};
@@ -167,8 +169,8 @@ int switch_engine_open(struct switch_run *r, pf_error *err)
     return rc ? rc : pf_engine_open(r->ckpt, &o, &r->engine, err);
 }
 
-int switch_set(struct switch_run *r, const char *nickname, double strength,
-               struct pf_change_report *out_report, pf_error *err)
+static int switch_set(struct switch_run *r, const char *nickname, double strength,
+                      struct pf_change_report *out_report, pf_error *err)
 {
     const struct pf_engine_lora l = {.nickname = nickname, .strength = strength};
     return pf_engine_set(r->engine, &l, 1, NULL, NULL, out_report, err);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/opts.h"
 
 /* What lives only while the checkpoint is being opened. */
 struct opening {
@@ -401,9 +402,10 @@ int pf_checkpoint_open(const char *path, const struct pf_checkpoint_opts *opts,
 {
     if (path == NULL || *path == '\0' || out_ckpt == NULL)
         return err_set(err, PF_E_INVALID, "checkpoint: no path given");
-    if (opts != NULL && (opts->size < sizeof *opts || opts->flags != 0))
-        return err_set(err, PF_E_INVALID, "checkpoint '%s': unknown options (size %u, flags %#x)",
-                       path, opts->size, opts->flags);
+    struct pf_checkpoint_opts given;
+    opts_read(&given, sizeof given, opts);
+    if (given.flags != 0)
+        return err_set(err, PF_E_INVALID, "checkpoint '%s': unknown flags %#x", path, given.flags);
     struct opening o = {.ckpt = new_checkpoint()};
     if (o.ckpt == NULL)
         return err_nomem(err, sizeof *o.ckpt, "checkpoint");

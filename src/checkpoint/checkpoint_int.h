@@ -97,7 +97,7 @@ struct ckpt_priv {
     struct arena arena;
     uint32_t *by_name; /* tensor indices in (component, name) order */
     pthread_mutex_t mu;
-    bool has_content_id;         /* guarded by mu, like all that follow */
+    bool has_content_id;         /* guarded by mu, like the next three */
     bool is_suspect, is_refined; /* of the id: other bytes were seen; the full digests are in it */
     struct digest content_id;
     pthread_mutex_t stamp_mu; /* may be taken while holding mu */

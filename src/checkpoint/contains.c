@@ -27,20 +27,11 @@ static char *resolve(const char *path)
     return out;
 }
 
-/* Both resolved: is `path` the directory `dir`, or below it? */
-static bool is_below(const char *path, const char *dir)
-{
-    size_t n = strlen(dir);
-    if (strncmp(path, dir, n) != 0)
-        return false;
-    return path[n] == '\0' || path[n] == '/' || (n > 0 && dir[n - 1] == '/');
-}
-
 /* Is `path` (resolved: `real`) this file of the checkpoint, another name of it, or a directory above it? */
 static bool covers_file(const char *path, const char *real, const char *file)
 {
     char *real_file = resolve(file);
-    bool covers = file_same(path, file) || (real_file != NULL && is_below(real_file, real));
+    bool covers = file_same(path, file) || (real_file != NULL && path_is_below(real_file, real));
     mem_free(real_file);
     return covers;
 }
@@ -50,7 +41,8 @@ static bool is_in_dir(const char *real, const char *dir)
     if (file_kind(dir) != FILE_DIRECTORY)
         return false;
     char *real_dir = resolve(dir);
-    bool is_in = real_dir != NULL && (is_below(real, real_dir) || is_below(real_dir, real));
+    bool is_in =
+        real_dir != NULL && (path_is_below(real, real_dir) || path_is_below(real_dir, real));
     mem_free(real_dir);
     return is_in;
 }

@@ -14,7 +14,8 @@
 
 #define SUFFIX ".safetensors"
 
-int bundled_data(char **out_dir, pf_error *err)
+/* The data directory. PF_E_NOTFOUND names the places looked at. Owned by caller (mem_free), like every path here. */
+static int bundled_data(char **out_dir, pf_error *err)
 {
     /* PF_DATADIR_FROM_BINDIR: CMake's relative path between the two, "../share/pageflip". */
     static const char *const places[] = {"share/pageflip", PF_DATADIR_FROM_BINDIR};

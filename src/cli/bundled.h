@@ -8,8 +8,6 @@
 
 #include "base/err.h"
 
-/* The data directory. PF_E_NOTFOUND names the places looked at. Owned by caller (mem_free), like every path here. */
-int bundled_data(char **out_dir, pf_error *err);
 /* word NULL: the bundled model, which is looked up in data_dir (NULL: bundled_data). Any other text is a path already. */
 int bundled_model(const char *data_dir, const char *word, char **out_path, pf_error *err);
 /* A path that exists, or a bare word that names a bundled adapter. PF_E_NOTFOUND with the nearest name and a hint. */

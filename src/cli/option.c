@@ -1,6 +1,6 @@
 /*
- * Parsing of option tables by getopt_long, which is built from them. Called once per process, before any thread exists
- * (getopt has global state). Never prints: the caller decides how an error is shown.
+ * Parsing of option tables by getopt_long, which is built from them. Called by the main thread alone, for getopt has
+ * global state: once for the command line, once for each `generate` line of a script. Never prints: the caller decides how an error is shown.
  */
 #include "cli/option.h"
 

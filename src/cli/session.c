@@ -84,15 +84,9 @@ static struct nickname *find(const struct session *s, const char *name)
 /* "loras/My style.safetensors" -> "My-style"; "My-style-2" when another file has that name. */
 static int derive(const struct session *s, const char *path, struct strbuf *out, pf_error *err)
 {
-    size_t n = strlen(path), n_stem;
-    struct str stem;
+    struct str stem = path_base(path);
+    size_t n_stem;
 
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    stem = (struct str){path, n};
-    for (size_t i = 0; i < n; i++)
-        if (path[i] == '/')
-            stem = str_cut_front((struct str){path, n}, i + 1);
     if (str_ends(stem, SUFFIX))
         stem = str_cut_back(stem, strlen(SUFFIX));
     for (size_t i = 0; i < stem.n; i++)
@@ -108,7 +102,7 @@ static int derive(const struct session *s, const char *path, struct strbuf *out,
         out->n = n_stem;
         strbuf_addf(out, "-%u", i);
     }
-    return err_nomem(err, n, "a nickname");
+    return err_nomem(err, stem.n, "a nickname");
 }
 
 /* Notes name and path, or another path for a known name. */

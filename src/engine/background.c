@@ -1,7 +1,8 @@
 /*
  * The background thread: one per engine, at low priority. It rewrites resident layers, rechecks a base whose files were touched,
  * builds overlays for compositions that lasted, and waits. Everything it decides, it decides under the engine's mutex from the state as
- * it is then; a superseded build is cancelled. Must never hold the mutex while it merges, reads or writes.
+ * it is then; a superseded build is cancelled. Must never hold the mutex while it merges, builds or rechecks; adopting, which
+ * proves a sample of an entry, is done under it.
  */
 #include <errno.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "engine/engine_int.h"
 
 #define LOW_PRIORITY      10 /* more than whoever opened the engine; the system cuts it at 19 */
@@ -246,11 +248,7 @@ void background_wake(struct pf_engine *e)
 
 int background_start(struct pf_engine *e, pf_error *err)
 {
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, (size_t)256 << 10);
-    int sys_errno = pthread_create(&e->thread, &attr, run, e);
-    pthread_attr_destroy(&attr);
+    int sys_errno = thread_start(&e->thread, (size_t)256 << 10, run, e);
     if (sys_errno)
         return err_sys(err, sys_errno, "cannot start the engine's background thread");
     e->has_thread = true;
@@ -292,7 +290,7 @@ int pf_engine_settle(struct pf_engine *engine, uint64_t timeout_ms, pf_error *er
     background_wake(engine);
     while (!engine->is_idle && e == 0 && background_may_be_awaited(engine))
         e = pthread_cond_timedwait(&engine->idle, &engine->mu, &t);
-    bool is_idle = engine->is_idle;
+    bool is_idle = engine->is_idle || engine->has_no_builder; /* nobody will come to work */
     pthread_mutex_unlock(&engine->mu);
     return is_idle ? PF_OK
                    : err_set(err, PF_E_BUSY, "background work is not done after %llu ms",

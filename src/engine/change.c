@@ -212,7 +212,7 @@ int pf_engine_merge(struct pf_engine *e, const char *targets, double factor,
     pthread_mutex_lock(&e->mu);
     int rc = change_begin(&c, e, targets, out_report != NULL, err);
     if (rc == PF_OK && !isfinite(factor))
-        rc = err_set(err, PF_E_INVALID, "strength %g is not a finite number", factor);
+        rc = err_set(err, PF_E_INVALID, "factor %g is not a finite number", factor);
     for (uint32_t i = 0; rc == PF_OK && i < e->ckpt->n_components; i++)
         if (c.is_named[i] && c.targets[i].phase != TARGET_EMPTY) {
             c.targets[i].phase = TARGET_ACTIVE;

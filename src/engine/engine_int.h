@@ -21,7 +21,7 @@
 
 /*
  * A pointer that can be taken with one atomic addition and swapped without waiting: the upper 16 bits count how often it was
- * taken since it was published, and the view carries that many references in advance (CURRENT_BIAS).
+ * taken since it was published, and the view carries that many references in advance (BIAS of current.c).
  */
 struct current {
     _Atomic uint64_t word;
@@ -160,8 +160,6 @@ void registry_release(struct pf_engine *e);
 /* serve.c, caller holds mu. is_way_asked: the caller said which, rather than leaving it to the engine. */
 int engine_serve(struct pf_engine *e, struct pf_composition *comp, int32_t way, bool is_way_asked,
                  struct served **out, pf_error *err);
-/* Publishes the best placement that s can have now. */
-void engine_place(struct pf_engine *e, struct served *s);
 void engine_place_all(struct pf_engine *e);
 void engine_served_free(struct served *s);
 struct served *served_of(struct pf_engine *e, const struct pf_view *view); /* NULL: none of ours */

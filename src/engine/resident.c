@@ -2,7 +2,7 @@
  * Resident layers: private copies that the kernel may not take, only on request. A copy serves the compositions whose bytes it
  * holds; to rewrite it for another one, placements without it are published first, then the last reader leaves, then the panels are
  * computed from base and deltas, never from what the buffer held. There is never a second copy of a layer. Called by the engine with its
- * mutex held. Must never write to a buffer that any placement names.
+ * mutex held, but for making the set and letting go of it. Must never write to a buffer that any placement names.
  */
 #include <stdatomic.h>
 #include <string.h>

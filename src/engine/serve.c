@@ -129,7 +129,8 @@ static struct placement *best_placement(struct pf_engine *e, struct served *s)
     return p;
 }
 
-void engine_place(struct pf_engine *e, struct served *s)
+/* Publishes the best placement that s can have now. */
+static void engine_place(struct pf_engine *e, struct served *s)
 {
     struct placement *p = best_placement(e, s);
     if (!p) /* never the one before it: that may name a resident layer that is about to be rewritten */

@@ -283,10 +283,9 @@ static int add_index(struct export_plan *plan, uint32_t i_component, pf_error *e
 
 const char *plan_rel(const struct export_plan *plan, const char *path)
 {
-    const size_t n = strlen(plan->root);
-    if (strncmp(path, plan->root, n) || (path[n] != '/' && (!n || plan->root[n - 1] != '/')))
+    if (!path_is_below(path, plan->root))
         return NULL;
-    path += n;
+    path += strlen(plan->root);
     while (*path == '/')
         path++;
     return *path ? path : NULL;

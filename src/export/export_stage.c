@@ -96,10 +96,8 @@ static bool is_below(const char *path, const char *dir)
 {
     char *a = NULL, *b = NULL;
     bool is = false;
-    if (!file_realpath(path, &a, NULL) && !file_realpath(dir, &b, NULL)) {
-        const size_t n = strlen(b);
-        is = !strncmp(a, b, n) && (!a[n] || a[n] == '/' || b[n - 1] == '/');
-    }
+    if (!file_realpath(path, &a, NULL) && !file_realpath(dir, &b, NULL))
+        is = path_is_below(a, b);
     mem_free(a);
     mem_free(b);
     return is;
@@ -367,6 +365,8 @@ static int make_dir(const struct stage *s, pf_error *err)
     for (size_t i = 0; !rc && i < n; i++)
         n_foreign += !is_our_name(str_of(names[i]));
     file_list_free(names, rc ? 0 : n);
+    if (rc && rc != PF_E_NOTFOUND) /* not found: no directory, but a file of that name */
+        return rc;
     if (rc || n_foreign)
         return err_set(err, PF_E_EXISTS,
                        "'%s' exists and is no partial output: remove or rename it", s->dir);

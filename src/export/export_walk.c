@@ -36,7 +36,7 @@ static bool is_weights_name(struct str name)
     return false;
 }
 
-/* Is a file of the plan (weights, an index) in this directory, or below it where deep says so? */
+/* Is a file of the plan (weights, an index) in this directory? */
 static bool holds_weights(const struct export_plan *plan, const char *dir, size_t n_planned)
 {
     const size_t n = strlen(dir);

@@ -45,10 +45,6 @@ int64_t terms_same_until(const struct merge_target *t, int64_t row0, int64_t row
 /* Cuts a block of at most n_rows x n_cols whose tiles fit; rows are evened out over the blocks. */
 void block_cut(const struct merge_scratch *s, const struct merge_target *t, struct block *b);
 
-/* One term of a block: `sink` says what becomes of its chain (total_in, total_out, base, out, finish). */
-void term_block(struct merge_scratch *s, const struct merge_term *term, const struct block *b,
-                struct strip *sink);
-
 /* All covering terms of a block in order: the last one's sink is `last`. False: none covers it. */
 bool terms_block(struct merge_scratch *s, const struct merge_target *t, const struct block *b,
                  struct strip *last);

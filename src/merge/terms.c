@@ -176,8 +176,9 @@ static int delta_sides(const struct delta *d, struct side side[2])
     return 0;
 }
 
-void term_block(struct merge_scratch *s, const struct merge_term *term, const struct block *b,
-                struct strip *sink)
+/* One term of a block: `sink` says what becomes of its chain (total_in, total_out, base, out, finish). */
+static void term_block(struct merge_scratch *s, const struct merge_term *term,
+                       const struct block *b, struct strip *sink)
 {
     struct side side[2];
     const int n_sides = delta_sides(term->delta, side);

@@ -47,7 +47,7 @@ uint64_t target_bytes(const struct merge_target *t)
     return (uint64_t)t->n_rows * (uint64_t)t->n_cols * dtype_size(t->out_dtype);
 }
 
-uint64_t target_base_bytes(const struct merge_target *t)
+static uint64_t target_base_bytes(const struct merge_target *t)
 {
     return (uint64_t)t->n_rows * (uint64_t)t->n_cols * dtype_size(t->dtype);
 }

@@ -66,7 +66,7 @@ enum overlay_verify {
 /*
  * PF_E_NOTFOUND: no complete entry. PF_E_FORMAT, PF_E_MISMATCH: something was there and cannot be proved: it was set aside for
  * rebuilding and the message says why. PF_E_CHANGED: the base's stat stamp is none of the recorded ones; call
- * overlay_recheck_base first. A read-only cache is adopted from like any other.
+ * overlay_recheck first. A read-only cache is adopted from like any other.
  */
 int overlay_adopt(struct overlay_store *s, const struct pf_composition *comp,
                   enum overlay_verify verify, struct overlay **out, pf_error *err);
@@ -85,7 +85,6 @@ struct overlay_build_opts {
  */
 int overlay_recheck(struct overlay_store *s, const struct pf_composition *comp,
                     const struct overlay_build_opts *opts, pf_error *err);
-int overlay_recheck_base(struct overlay_store *s, const struct pf_composition *comp, pf_error *err);
 
 struct overlay_build_report {
     uint64_t n_bytes_written, /* of layer files */

@@ -83,7 +83,6 @@ int layer_digests_new(const struct pf_composition *comp, const struct layer_targ
 void layer_digests_release(struct layer_digests *d);
 size_t n_blocks(uint64_t n_bytes);
 uint64_t target_bytes(const struct merge_target *t); /* merged */
-uint64_t target_base_bytes(const struct merge_target *t);
 
 /* One block of the base bytes of a layer, and which merged blocks come from it: one, or two when f32 is made of 16 bits. */
 struct base_block {

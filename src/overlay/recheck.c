@@ -175,11 +175,6 @@ int overlay_recheck(struct overlay_store *s, const struct pf_composition *comp,
     return rc;
 }
 
-int overlay_recheck_base(struct overlay_store *s, const struct pf_composition *comp, pf_error *err)
-{
-    return overlay_recheck(s, comp, NULL, err);
-}
-
 /* ------------------------------------------------------------------------------------------ verifying */
 
 /* The checkpoint that the manifest names, if it still is what it was. */
@@ -210,12 +205,14 @@ int overlay_verify_entry(struct overlay_store *s, struct digest digest,
     struct file_lock lock = {.fd = -1};
     char hex[DIGEST_HEX_LEN + 1];
     digest_hex(digest, hex);
+    (void)entry_lock(s, digest, "use", true, &lock, NULL); /* so that it is not evicted meanwhile */
     int rc = manifest_read(s, digest, &m, err);
     if (rc == PF_E_NOTFOUND)
-        return err_set(err, rc, "no complete overlay '%s' in cache '%s'", hex, s->dir);
-    if (rc)
+        (void)err_set(err, rc, "no complete overlay '%s' in cache '%s'", hex, s->dir);
+    if (rc) {
+        file_lock_release(&lock);
         return rc;
-    (void)entry_lock(s, digest, "use", true, &lock, NULL); /* so that it is not evicted meanwhile */
+    }
     enum overlay_base_state state = open_base(m, &base);
     const struct json *layers = json_get(m, "layers");
     if (!str_eqz(json_str(json_get(m, "composition")), hex) || json_len(layers) == 0)

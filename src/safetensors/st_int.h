@@ -42,7 +42,6 @@ void scan_release(struct scan *s);
 /* "'path': tensor 'name': <text>", off = 8 + at. Returns code. */
 int scan_fail(const struct scan *s, int code, size_t at, const char *fmt, ...) PF_PRINTF(4, 5);
 
-void scan_space(struct scan *s);
 /* Skips white space and takes c, or fails with PF_E_FORMAT "expected <name>, found ...". */
 int scan_take(struct scan *s, char c, const char *name);
 /* The next byte after white space; -1 at the end of the header. */

@@ -64,7 +64,7 @@ static int fail_expected(const struct scan *s, const char *name)
                      s->p[s->i]);
 }
 
-void scan_space(struct scan *s)
+static void scan_space(struct scan *s)
 {
     while (s->i < s->n) {
         uint8_t c = s->p[s->i];

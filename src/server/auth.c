@@ -25,9 +25,9 @@ struct auth {
 
 static struct str trim(struct str s)
 {
-    while (s.n && strchr(" \t\r", s.p[0]))
+    while (s.n && s.p[0] && strchr(" \t\r", s.p[0]))
         s = str_cut_front(s, 1);
-    while (s.n && strchr(" \t\r", s.p[s.n - 1]))
+    while (s.n && s.p[s.n - 1] && strchr(" \t\r", s.p[s.n - 1]))
         s.n--;
     return s;
 }

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 #define STACK_BYTES ((size_t)512 << 10)
 
@@ -68,16 +69,11 @@ static void *run(void *arg)
 
 static int start(struct task *task)
 {
-    pthread_attr_t attr;
     pthread_t thread;
-    int rc = pthread_attr_init(&attr);
+    int rc = thread_start(&thread, STACK_BYTES, run, task);
 
-    if (rc)
-        return rc;
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    rc = pthread_create(&thread, &attr, run, task);
-    (void)pthread_attr_destroy(&attr);
+    if (!rc)
+        (void)pthread_detach(thread);
     return rc;
 }
 

@@ -123,10 +123,12 @@ static int own_view(struct service *s, const struct json *loras, struct job *job
     opts.merge_dtype = lr.merge_dtype;
     if (!rc) {
         rc = pf_engine_view_of(s->engine, lr.loras, lr.n, &opts, &job->view, &no->err);
-        no->status = reply_status_of(rc);
+        no->status = rc ? reply_status_of(rc) : 0;
     }
     if (rc)
         book_undo(s->book, &undo);
+    else
+        no->param[0] = '\0';
     if (has_paths)
         book_unlock_paths(s->book);
     book_undo_release(&undo);

@@ -12,6 +12,17 @@
 #include "base/file.h"
 #include "base/mem.h"
 
+#define LAYER_PAGES 128
+
+struct layer_state {
+    struct pf_layer_info info;
+    const char *component;
+    const char *place, *residency;
+    const char *cached;                     /* "yes", "partly", "no", "unknown" */
+    double fraction;                        /* of sampled pages; only when known */
+    uint64_t n_merged_bytes, n_built_bytes; /* as pf_layer_status has them */
+};
+
 struct layer_map {
     struct pf_checkpoint *ckpt; /* the caller's, outlives us */
     struct pf_checkpoint_info info;
@@ -110,8 +121,9 @@ static void look(const struct layer_map *m, struct sample *s, const void *p, uin
     }
 }
 
-int layer_map_state(struct layer_map *m, struct pf_engine *engine, struct pf_view *view,
-                    uint32_t i_layer, struct layer_state *out, pf_error *err)
+/* One layer as the current view of the engine has it. Samples at most LAYER_PAGES pages. */
+static int layer_map_state(struct layer_map *m, struct pf_engine *engine, struct pf_view *view,
+                           uint32_t i_layer, struct layer_state *out, pf_error *err)
 {
     struct pf_layer_status status;
     struct pf_component_info component;

@@ -99,10 +99,7 @@ void book_unlock_paths(struct lora_book *b)
 static bool is_inside(const struct lora_book *b, const char *real)
 {
     for (size_t i = 0; i < b->n_roots; i++) {
-        size_t n = strlen(b->roots[i]);
-
-        if (!strncmp(real, b->roots[i], n) &&
-            (real[n] == '/' || real[n] == '\0' || b->roots[i][n - 1] == '/'))
+        if (path_is_below(real, b->roots[i]))
             return true;
     }
     return false;

@@ -7,20 +7,17 @@
 #define PF_SERVER_LORA_BOOK_H
 
 #include "base/json.h"
+#include "server/server.h"
 
 #define BOOK_NICKNAMES_MAX 256
 
 struct lora_book;
 
-struct book_name {
-    const char *name, *path;
-};
-
 struct book_opts {
     struct pf_engine *engine;
     const char *const *dirs; /* --adapter-dir */
     size_t n_dirs;
-    const struct book_name *bundled; /* name -> path */
+    const struct server_bundled *bundled;
     size_t n_bundled;
 };
 

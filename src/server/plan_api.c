@@ -129,12 +129,14 @@ static int make(struct plan *p, const struct json *body, pf_error *err)
     t0 = clock_ns();
     rc = pf_composition_new(p->s->ckpt, p->loras, p->lr.n, &opts, &p->comp, err);
     p->resolve_ms = (double)(clock_ns() - t0) * 1e-6;
-    p->status = rc ? reply_status_of(rc) : 200;
     if (!rc) {
         pf_composition_info(p->comp, &info);
         rc = pf_composition_fidelity(p->comp, &p->fidelity, err);
     }
-    return rc ? rc : measure(p, &info, err);
+    if (!rc)
+        rc = measure(p, &info, err);
+    p->status = rc ? reply_status_of(rc) : 200;
+    return rc;
 }
 
 static struct json *unmatched_json(const struct pf_composition *comp)

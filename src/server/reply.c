@@ -3,7 +3,8 @@
  */
 #include "server/reply.h"
 
-void reply_fill_json(struct http_response *r, int status, struct json *doc)
+/* doc is freed. */
+static void reply_fill_json(struct http_response *r, int status, struct json *doc)
 {
     r->status = status;
     strbuf_init(&r->body);

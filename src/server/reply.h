@@ -8,8 +8,6 @@
 #include "base/json.h"
 #include "server/http.h"
 
-/* doc is freed. */
-void reply_fill_json(struct http_response *r, int status, struct json *doc);
 void reply_json(struct http_request *req, int status, struct json *doc);
 /* param NULL: null. The message is a sentence as the library writes them. */
 void reply_fill_error(struct http_response *r, int status, const char *code, const char *param,

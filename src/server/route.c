@@ -47,7 +47,8 @@ const struct route routes[] = {
 };
 const size_t n_routes = PF_COUNTOF(routes);
 
-size_t route_index(const void *route)
+/* Index for metrics: of the table, or n_routes for what matched nothing. */
+static size_t route_index(const void *route)
 {
     return route ? (size_t)((const struct route *)route - routes) : n_routes;
 }

@@ -31,8 +31,6 @@ struct route {
 
 extern const struct route routes[];
 extern const size_t n_routes;
-/* Index for metrics: of the table, or n_routes for what matched nothing. */
-size_t route_index(const void *route);
 
 /* NULL with *out_allow filled ("GET, POST", empty: no such path). HEAD finds GET. */
 const struct route *route_find(const char *method, const char *path, char out_allow[64]);

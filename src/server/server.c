@@ -137,16 +137,8 @@ static void raise_descriptors(struct server_opts *o)
 
 static void name_model(struct service *s)
 {
-    struct str path = str_of(s->ckpt_info.path), base;
+    struct str base = s->opts->model_id ? str_of(s->opts->model_id) : path_base(s->ckpt_info.path);
 
-    while (path.n > 1 && path.p[path.n - 1] == '/')
-        path.n--;
-    base = path;
-    for (size_t i = 0; i < path.n; i++)
-        if (path.p[i] == '/')
-            base = str_cut_front(path, i + 1);
-    if (s->opts->model_id)
-        base = str_of(s->opts->model_id);
     (void)snprintf(s->model_id, sizeof(s->model_id), "%.*s", (int)(base.n < 200 ? base.n : 200),
                    base.p);
 }
@@ -201,16 +193,13 @@ static int give_dirs(struct service *s, struct pf_engine_opts *engine, pf_error 
 static int open_engine(struct service *s, const struct pf_engine_opts *engine, pf_error *err)
 {
     const struct server_opts *o = s->opts;
-    struct book_opts book_opts = {.dirs = o->adapter_dirs, .n_dirs = o->n_adapter_dirs};
-    struct book_name *names = mem_calloc(o->n_bundled + 1, sizeof(*names));
-    int rc = names ? pf_engine_open(s->ckpt, engine, &s->engine, err)
-                   : err_nomem(err, sizeof(*names), "names");
+    struct book_opts book_opts = {.dirs = o->adapter_dirs,
+                                  .n_dirs = o->n_adapter_dirs,
+                                  .bundled = o->bundled,
+                                  .n_bundled = o->n_bundled};
+    int rc = pf_engine_open(s->ckpt, engine, &s->engine, err);
 
-    for (size_t i = 0; names && i < o->n_bundled; i++)
-        names[i] = (struct book_name){o->bundled[i].name, o->bundled[i].path};
     book_opts.engine = s->engine;
-    book_opts.bundled = s->bundled = names;
-    book_opts.n_bundled = o->n_bundled;
     if (!rc)
         rc = book_new(&book_opts, &s->book, err);
     if (!rc)
@@ -361,7 +350,6 @@ static void close_all(struct service *s)
     pictures_free(s->pictures);
     layer_map_free(s->layers);
     book_free(s->book);
-    mem_free(s->bundled);
     pf_engine_close(s->engine);
     for (unsigned i = 0; s->models && i < s->n_workers; i++)
         pf_model_close(s->models[i]);

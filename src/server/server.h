@@ -15,7 +15,7 @@ struct server_lora {
     const char *target; /* NULL: all */
 };
 
-struct server_bundled {
+struct server_bundled { /* a word that stands for an adapter, and its file */
     const char *name, *path;
 };
 

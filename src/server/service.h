@@ -38,7 +38,6 @@ struct service {
     struct events *events;
     struct crew *crew;
     struct lora_book *book;
-    struct book_name *bundled; /* of the book */
     struct pictures *pictures;
     struct layer_map *layers;
     struct metrics metrics;

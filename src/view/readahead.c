@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 #include "tensor/dtype.h"
 #include "view/view.h"
 
@@ -137,13 +138,7 @@ int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err)
         release(ra);
         return rc;
     }
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, (size_t)64 << 10);
-    int e = pthread_create(&ra->thread, &attr, run, ra);
-    if (e == EINVAL) /* thread-local data of the process does not fit so small a stack */
-        e = pthread_create(&ra->thread, NULL, run, ra);
-    pthread_attr_destroy(&attr);
+    int e = thread_start(&ra->thread, (size_t)64 << 10, run, ra);
     if (e) {
         release(ra);
         return err_sys(err, e, "cannot start the read-ahead thread");

@@ -230,8 +230,6 @@ int32_t pf_view_dtype(const struct pf_view *view, uint32_t i_tensor)
     if (i_tensor >= view->ckpt->n_tensors)
         return -1;
     const struct merge_target *t = comp_target(view->comp, i_tensor);
-    if (i_tensor >= view->ckpt->n_tensors)
-        return -1;
     return t ? t->out_dtype : view->ckpt->tensors[i_tensor].dtype;
 }
 

@@ -91,8 +91,8 @@ struct stream_policy *view_policy(const struct pf_view *v); /* NULL: everything 
 void policy_drop(struct stream_policy *policy, const struct file_map *m, const uint8_t *p,
                  uint64_t n_bytes);
 
-/* Walks the layers ahead of a reader on one background thread: asks the kernel for the bytes that a layer will need, in steps. The
- * newest request wins. Never blocks the caller. */
+/* Walks the layers ahead of a reader on one background thread: asks the kernel for the bytes that a layer will need, in steps. A
+ * request for the next layer waits for the one at hand, any other replaces it. Never blocks the caller. */
 struct readahead;
 int readahead_new(struct pf_view *v, struct readahead **out, pf_error *err);
 void readahead_layer(struct readahead *ra, uint32_t i_layer);

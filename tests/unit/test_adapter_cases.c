@@ -400,9 +400,8 @@ static void C57_lokr_with_comfy_names_on_a_fused_qkv_resolves(void **state)
                  specs("diffusion_model.double_blocks.0.img_attn.qkv.lokr_w1 3,2",
                        "diffusion_model.double_blocks.0.img_attn.qkv.lokr_w2 4,2"));
     const struct delta *d = delta_on(&b, "double_blocks.0.img_attn.qkv.weight");
-    int64_t group;
-    assert_int_equal(delta_need(d, &group), DELTA_NEEDS_ROW_GROUP);
-    assert_int_equal(group, 4);
+    assert_int_equal(d->kind, DELTA_LOKR);
+    assert_int_equal(d->f[2].n_rows, 4);
     assert_true(d->scale == 1);
     assert_true(delta_at(d, 5, 3) ==
                 cell("diffusion_model.double_blocks.0.img_attn.qkv.lokr_w1", 2, 1, 1) *

@@ -63,29 +63,6 @@ static void streaming_equals_one_shot(void **state)
     mem_free(p);
 }
 
-/* 4 MiB + 4 MiB + 1 MiB + 5 bytes, written down with the shared library, too. */
-static void blocks_are_hashed_apart(void **state)
-{
-    (void)state;
-    unsigned char *p = big_new();
-    assert_digest(hash_blocks(p, N_BIG), "9d9b8a3d9cf641446358bfae0873307d");
-    struct digest d = hash_bytes(p, 100);
-    struct hasher *h = hasher_new();
-    assert_non_null(h);
-    hasher_add_u64(h, d.hi);
-    hasher_add_u64(h, d.lo);
-    assert_true(digest_eq(hash_blocks(p, 100), hasher_digest(h)));
-    assert_digest(hash_blocks(NULL, 0), "99aa06d3014798d86001c324468d497f");
-    /* A border at exactly one block: no empty block follows. */
-    hasher_reset(h);
-    d = hash_bytes(p, HASH_BLOCK_BYTES);
-    hasher_add_u64(h, d.hi);
-    hasher_add_u64(h, d.lo);
-    assert_true(digest_eq(hash_blocks(p, HASH_BLOCK_BYTES), hasher_digest(h)));
-    hasher_free(h);
-    mem_free(p);
-}
-
 static struct digest of_two(const char *a, size_t n_a, const char *b, size_t n_b)
 {
     struct hasher *h = hasher_new();
@@ -149,9 +126,9 @@ static void order_is_that_of_the_hex(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_values_never_change), cmocka_unit_test(streaming_equals_one_shot),
-        cmocka_unit_test(blocks_are_hashed_apart),   cmocka_unit_test(fields_have_a_fixed_layout),
-        cmocka_unit_test(hex_goes_there_and_back),   cmocka_unit_test(order_is_that_of_the_hex),
+        cmocka_unit_test(known_values_never_change),  cmocka_unit_test(streaming_equals_one_shot),
+        cmocka_unit_test(fields_have_a_fixed_layout), cmocka_unit_test(hex_goes_there_and_back),
+        cmocka_unit_test(order_is_that_of_the_hex),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -347,6 +347,20 @@ static void *set_turbo(void *arg)
     return NULL;
 }
 
+/* More threads than there can be: it streams, and whoever waits for an overlay is not kept waiting. */
+static void without_a_builder_nothing_is_waited_for(void **state)
+{
+    struct fixture f;
+    pf_error err;
+    open_engine(state, &f, (struct pf_engine_opts){.build_delay_ms = NEVER_MS, .n_threads = 257});
+    set_one(&f, "noto", 1, NULL);
+    assert_ok(pf_engine_settle(f.engine, SETTLE_MS, &err), &err);
+    assert_int_equal(n_builds(&f), 0);
+    assert_string_equal(place_of(&f), "stream");
+    assert_same(current_bytes(&f), fresh_bytes(f.ckpt, NOTO, 1));
+    close_engine(&f);
+}
+
 /* Somebody waits for his overlay; another thread cancels it, or sets something else. Both changes end, and say what happened. */
 static void who_waits_for_an_overlay_is_not_forgotten(void **state)
 {
@@ -735,6 +749,7 @@ int main(void)
         in_dir(a_rate_holds_a_build_back),
         in_dir(cancelled_at_any_moment),
         in_dir(who_waits_for_an_overlay_is_not_forgotten),
+        in_dir(without_a_builder_nothing_is_waited_for),
         in_dir(a_cancelled_build_is_continued),
         in_dir(unloading_ends_a_build_that_nobody_wants),
         in_dir(closing_while_building),

@@ -309,7 +309,7 @@ static void a_base_that_was_touched_or_copied_keeps_its_overlays(void **state)
             /* Nobody may stamp it without having looked. */
             assert_int_equal(fx_build(&fx, fx.comp, NULL), PF_E_CHANGED);
             assert_int_equal(adopt_rc(&fx, fx.comp, OVERLAY_VERIFY_SAMPLED), PF_E_CHANGED);
-            assert_ok(overlay_recheck_base(fx.store, fx.comp, &fx.err), &fx.err);
+            assert_ok(overlay_recheck(fx.store, fx.comp, NULL, &fx.err), &fx.err);
         }
         fx_assert_adopts(&fx, fx.comp);
     }
@@ -369,13 +369,13 @@ static void other_bytes_behind_a_known_id_get_an_id_of_their_own(void **state)
     enum overlay_base_state base;
     assert_int_equal(overlay_verify_entry(fx.store, old, &base, &fx.err), PF_E_MISMATCH);
     assert_err(&fx.err, PF_E_MISMATCH, "transformer_blocks.3.attn1.to_q.weight", "made from");
-    assert_int_equal(overlay_recheck_base(fx.store, fx.comp, &fx.err), PF_E_MISMATCH);
+    assert_int_equal(overlay_recheck(fx.store, fx.comp, NULL, &fx.err), PF_E_MISMATCH);
     assert_err(&fx.err, PF_E_MISMATCH, "transformer_blocks.3.attn1.to_q.weight",
                "although the sampled");
 
     /* What was composed before is neither adopted nor published, this composition or another. */
     assert_int_equal(adopt_rc(&fx, fx.comp, OVERLAY_VERIFY_FULL), PF_E_CHANGED);
-    assert_int_equal(overlay_recheck_base(fx.store, fx.comp, &fx.err), PF_E_MISMATCH);
+    assert_int_equal(overlay_recheck(fx.store, fx.comp, NULL, &fx.err), PF_E_MISMATCH);
     assert_int_equal(fx_build(&fx, fx.comp, NULL), PF_E_CHANGED);
     assert_int_equal(fx_build(&fx, before, NULL), PF_E_CHANGED);
     assert_err(&fx.err, PF_E_CHANGED, "before other bytes were found");
@@ -538,7 +538,7 @@ static int recheck_read_only(struct fx *fx, void *arg)
         return 77;
     fx_open_store(fx, 0);
     assert_int_equal(adopt_rc(fx, fx->comp, OVERLAY_VERIFY_SAMPLED), PF_E_CHANGED);
-    assert_ok(overlay_recheck_base(fx->store, fx->comp, &fx->err), &fx->err);
+    assert_ok(overlay_recheck(fx->store, fx->comp, NULL, &fx->err), &fx->err);
     fx_assert_adopts(fx, fx->comp); /* this process knows, though it could not write it down */
     return 0;
 }

@@ -17,7 +17,7 @@ struct world {
 
 static void make_world(void **state, struct world *w)
 {
-    static const struct book_name bundled[] = {{"night", "/data/night"}, {"a", "/data/a"}};
+    static const struct server_bundled bundled[] = {{"night", "/data/night"}, {"a", "/data/a"}};
     const char *dirs[1];
     struct book_opts opts = {.dirs = dirs, .n_dirs = 1, .bundled = bundled, .n_bundled = 2};
     pf_error err;
@@ -118,7 +118,7 @@ static void says_what_is_missing_inside_and_knows_bundled_names(void **state)
 
 static void without_directories_only_bundled_names_are_left(void **state)
 {
-    static const struct book_name bundled[] = {{"night", "/data/night"}};
+    static const struct server_bundled bundled[] = {{"night", "/data/night"}};
     struct book_opts opts = {.bundled = bundled, .n_bundled = 1};
     struct lora_book *b = NULL;
     char *path = NULL;
