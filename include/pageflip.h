@@ -527,6 +527,9 @@ struct pf_change_opts {
     bool allow_unmatched;
     int32_t merge_dtype; /* PF_MERGE_* */
     int32_t way;         /* PF_WAY_AUTO: the engine's */
+    /* pf_engine_set calls it once, when the view is published and before it waits for an overlay, under the engine's lock: it may not call the engine. */
+    void (*published)(void *ctx);
+    void *published_ctx;
 };
 
 struct pf_engine_lora {

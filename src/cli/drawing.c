@@ -63,6 +63,20 @@ static void choose_output(struct drawing *d)
                        (unsigned long long)d->args.seed.v);
 }
 
+/* Nothing there, nothing in it, or a picture: whatever else has that name, weights among it, is not replaced. */
+static bool may_replace(const char *path)
+{
+    static const unsigned char signature[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+    unsigned char head[8];
+    FILE *file = fopen(path, "rbe");
+    size_t n = file ? fread(head, 1, sizeof(head), file) : 0;
+    bool is_picture = file && n == sizeof(head) && !memcmp(head, signature, sizeof(head));
+
+    if (file)
+        (void)fclose(file);
+    return (file && !n) || is_picture;
+}
+
 static int check_output(const struct drawing *d, pf_error *err)
 {
     char *dir = path_dir(d->output);
@@ -75,6 +89,9 @@ static int check_output(const struct drawing *d, pf_error *err)
         rc = err_set(err, PF_E_INVALID, "cannot write '%s': it is a directory", d->output);
     if (!rc && file_kind(d->output) == FILE_OTHER)
         rc = err_prefix(err, file_kind_refuse(d->output, err), "cannot write a picture");
+    if (!rc && file_kind(d->output) == FILE_REGULAR && !may_replace(d->output))
+        rc = err_set(err, PF_E_EXISTS, "cannot write '%s': it exists and is no PNG picture: name "
+                     "another file", d->output);
     mem_free(dir);
     return rc;
 }

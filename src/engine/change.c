@@ -19,6 +19,8 @@ struct change {
     bool *is_named;
     int32_t merge_dtype, way;
     bool allow_unmatched, is_set;
+    void (*published)(void *ctx);
+    void *published_ctx;
     uint64_t t_start_ns;
     struct peak *peak;
     struct pf_change_report report;
@@ -146,6 +148,8 @@ static int change_publish(struct change *c, struct pf_view **out_view, pf_error 
     e->targets = c->targets;
     c->targets = old;
     fill_report(c, s, out_view);
+    if (c->published)
+        c->published(c->published_ctx);
     if (c->way == PF_WAY_OVERLAY)
         await_overlay(c, *out_view);
     return PF_OK;
@@ -187,6 +191,8 @@ int pf_engine_set(struct pf_engine *e, const struct pf_engine_lora *loras, size_
     int rc = change_begin(&c, e, targets, out_report != NULL, err);
     c.merge_dtype = o.merge_dtype;
     c.allow_unmatched = o.allow_unmatched;
+    c.published = o.published;
+    c.published_ctx = o.published_ctx;
     if (o.way != PF_WAY_AUTO)
         c.way = o.way;
     if (rc == PF_OK && (c.way < PF_WAY_AUTO || c.way > PF_WAY_INPLACE))

@@ -170,10 +170,22 @@ bool engine_try_adopt(struct pf_engine *e, struct served *s)
 
 /* ------------------------------------------------------------------------------------------ serving */
 
+/* Is this what digest names? Not when a file that it maps was written to: a change that loaded a good one again must not get that view. */
+static bool is_of(const struct served *s, struct digest digest)
+{
+    const struct pf_composition *comp = view_composition(s->view);
+    if (!digest_eq(comp->digest, digest))
+        return false;
+    for (size_t k = 0; k < comp->n_entries; k++)
+        if (adapter_check(comp->entries[k].adapter, NULL))
+            return false;
+    return true;
+}
+
 static struct served *find_recent(struct pf_engine *e, struct digest digest)
 {
     for (size_t i = 0; i < N_RECENT; i++)
-        if (e->recent[i] && digest_eq(view_composition(e->recent[i]->view)->digest, digest))
+        if (e->recent[i] && is_of(e->recent[i], digest))
             return e->recent[i];
     return NULL;
 }
@@ -240,7 +252,7 @@ static struct served *revive(struct pf_engine *e, struct digest digest)
 {
     for (struct served **at = &e->lingering; *at; at = &(*at)->next_lingering) {
         struct served *s = *at;
-        if (!digest_eq(view_composition(s->view)->digest, digest))
+        if (!is_of(s, digest))
             continue;
         *at = s->next_lingering;
         s->next_lingering = NULL;

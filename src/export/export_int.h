@@ -64,6 +64,8 @@ struct export_plan {
     struct digest identity;
 };
 
+/* Are the base and the adapters still what was planned with? PF_E_CHANGED or PF_E_TRUNCATED. */
+int plan_verify(const struct export_plan *plan, pf_error *err);
 int plan_build(struct pf_checkpoint *ckpt, const struct pf_composition *comp, uint32_t i_part,
                uint32_t n_parts, struct export_plan *out, pf_error *err);
 void export_plan_release(struct export_plan *plan);

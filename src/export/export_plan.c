@@ -409,3 +409,8 @@ void export_plan_release(struct export_plan *plan)
     mem_free(plan->root);
     *plan = (struct export_plan){0};
 }
+
+int plan_verify(const struct export_plan *plan, pf_error *err)
+{
+    return plan->comp ? comp_verify(plan->comp, err) : pf_checkpoint_verify(plan->ckpt, err);
+}

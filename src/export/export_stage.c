@@ -527,6 +527,10 @@ int stage_publish(struct stage *s, stage_wait_fn wait, void *wait_ctx, bool *out
             rc = PF_E_BUSY;
     }
     mem_free(path);
+    if (rc == PF_E_NOTFOUND && file_kind(s->out) == FILE_ABSENT)
+        return err_set(err, PF_E_NOTFOUND,
+                       "'%s' was removed while it was written, and there is no '%s': start again",
+                       s->dir, s->out);
     if (rc == PF_E_NOTFOUND) { /* another part's process published and tidied while we waited */
         *out_is_complete = true;
         return PF_OK;
@@ -535,7 +539,7 @@ int stage_publish(struct stage *s, stage_wait_fn wait, void *wait_ctx, bool *out
         return rc;
     const bool is_complete = are_all_durable(s);
     if (is_complete)
-        rc = pf_checkpoint_verify(s->plan->ckpt, err);
+        rc = plan_verify(s->plan, err);
     if (is_complete && !rc)
         rc = move_into_place(s, err);
     if (is_complete && !rc)

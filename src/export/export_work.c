@@ -118,7 +118,7 @@ static int commit_locked(struct run *r, pf_error *err)
     }
     r->is_sync_lost = rc != PF_OK;
     if (!rc) {
-        rc = pf_checkpoint_verify(plan->ckpt, err);
+        rc = plan_verify(plan, err);
         if (rc)
             stage_distrust(r->stage);
     }
@@ -215,7 +215,7 @@ static int do_item(struct run *r, struct worker *w, const struct item *item, pf_
 static void fail_item(struct run *r, int rc, const pf_error *err)
 {
     pf_error why = {0};
-    const int rc_base = pf_checkpoint_verify(r->plan->ckpt, &why);
+    const int rc_base = plan_verify(r->plan, &why);
     if (rc_base)
         stage_distrust(r->stage);
     fail(r, rc_base ? rc_base : rc, rc_base ? &why : err);

@@ -198,6 +198,16 @@ static struct json *usage_json(void)
     return usage;
 }
 
+/* The request was fine when it was accepted; what failed since then is ours. */
+static void answer_error(const struct answer *a, const pf_error *err)
+{
+    int status = reply_status_of(err->code);
+
+    if (status < 500 && err->code != PF_E_RANGE)
+        status = 500;
+    reply_error(a->req, status, pf_error_name(err->code), NULL, err->msg);
+}
+
 static void answer_drawn(const struct answer *a, const struct job *job)
 {
     const struct pf_model_info *m = &a->s->model;
@@ -213,7 +223,7 @@ static void answer_drawn(const struct answer *a, const struct job *job)
     if (rc) {
         json_free(doc);
         json_free(data);
-        reply_pf_error(a->req, NULL, &err);
+        answer_error(a, &err);
         return;
     }
     json_set_z(doc, "id", job->id);
@@ -224,16 +234,6 @@ static void answer_drawn(const struct answer *a, const struct job *job)
     json_set(doc, "usage", usage_json());
     json_set_z(doc, "composition", job->composition);
     reply_json(a->req, 200, doc);
-}
-
-static void answer_failed(const struct answer *a, const struct job *job)
-{
-    int status = reply_status_of(job->err.code);
-
-    /* The request was fine when it was accepted; what failed since then is ours. */
-    if (status < 500 && job->err.code != PF_E_RANGE)
-        status = 500;
-    reply_error(a->req, status, pf_error_name(job->err.code), NULL, job->err.msg);
 }
 
 void draw_done(void *ctx, struct job *job)
@@ -253,7 +253,7 @@ void draw_done(void *ctx, struct job *job)
                     "the generation did not end before its deadline and was cancelled");
         break;
     case JOB_FAILED:
-        answer_failed(a, job);
+        answer_error(a, &job->err);
         break;
     default:
         reply_error(a->req, 409, "cancelled", NULL, "the generation was cancelled");

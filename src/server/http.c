@@ -40,6 +40,8 @@ struct http {
     struct conns *conns;
     pthread_mutex_t mu; /* guards is_ready and is_suspended of every request */
     _Atomic uint32_t n_open;
+    _Atomic uint32_t n_working; /* given to the handler, not answered yet */
+    _Atomic bool is_closing;
     uint64_t id_base; /* immutable */
     _Atomic uint64_t n_ids;
 };
@@ -173,6 +175,7 @@ void http_reply(struct http_request *req, struct http_response *r)
         p->is_suspended = false;
         MHD_resume_connection(p->mhd); /* from here on req belongs to the polling thread */
     }
+    (void)atomic_fetch_sub(&h->n_working, 1);
     (void)pthread_mutex_unlock(&h->mu);
 }
 
@@ -427,8 +430,13 @@ static enum MHD_Result complete(struct http *h, struct http_request *req)
 
     if (!strbuf_ok(&req->body) && !p->is_refused)
         (void)refuse(req, 503, "out_of_memory", "out of memory for the body");
-    if (p->is_refused)
+    (void)atomic_fetch_add(&h->n_working, 1); /* first: whoever closes looks at it afterwards */
+    if (atomic_load(&h->is_closing) && !p->is_refused)
+        (void)refuse(req, 503, "draining", "the server is shutting down");
+    if (p->is_refused) {
+        (void)atomic_fetch_sub(&h->n_working, 1);
         return queue_response(req);
+    }
     p->is_complete = true;
     conns_phase(h->conns, p->conn, CONN_WORKING);
     h->opts.handlers.handle(h->opts.handlers.ctx, req);
@@ -639,6 +647,16 @@ int http_start(const struct http_opts *opts, struct http **out_http, pf_error *e
         return rc;
     }
     return PF_OK;
+}
+
+void http_close(struct http *h)
+{
+    atomic_store(&h->is_closing, true);
+}
+
+uint32_t http_n_working(struct http *h)
+{
+    return atomic_load(&h->n_working);
 }
 
 void http_stop(struct http *h)

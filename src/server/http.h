@@ -93,7 +93,14 @@ struct http_opts {
 };
 
 int http_start(const struct http_opts *opts, struct http **out_http, pf_error *err);
-/* Stops accepting, lets go of all connections and frees. Every request must have been answered and every stream ended. */
+/* From here on a request that becomes whole is answered with 503 and reaches no handler. */
+void http_close(struct http *h);
+/* Requests that a handler has and that http_reply was not called for yet. After http_close it only falls. */
+uint32_t http_n_working(struct http *h);
+/*
+ * After http_close. Stops accepting, lets go of all connections and frees. Every request must have been answered and every stream
+ * ended: the library ends the process when it finds one that sleeps.
+ */
 void http_stop(struct http *h);
 uint32_t http_n_connections(struct http *h);
 /* Answered ones whose answer is under way included */

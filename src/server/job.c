@@ -305,7 +305,10 @@ static void draw_pass(struct queue *q, struct pass *pass, unsigned i_worker)
             continue;
         unlink_job(&q->running, job);
         q->status.n_running--;
-        job->end = !rc ? JOB_DRAWN : job->asked ? job->asked : JOB_FAILED;
+        /* Whoever cancelled it was told so; other reasons to end came too late. */
+        job->end = !rc && job->asked != JOB_CANCELLED ? JOB_DRAWN
+                   : job->asked                       ? job->asked
+                                                      : JOB_FAILED;
         job->err = err;
         count_end(q, job);
     }
@@ -463,7 +466,7 @@ static size_t mark(struct queue *q, uint64_t i_job, const char *id, enum job_end
                 continue;
             if (!job->asked)
                 job->asked = how;
-            n++;
+            n += job->asked == how;
         }
     if (n)
         (void)pthread_cond_signal(&q->changed);

@@ -114,27 +114,40 @@ static int load_all(struct service *s, const struct lora_request *lr, struct boo
     return PF_OK;
 }
 
+/* Nicknames have become adapters: from here on it may wait for minutes, until another change ends it. */
+struct path_lock {
+    struct lora_book *book;
+    bool is_held;
+};
+
+static void let_paths_go(void *ctx)
+{
+    struct path_lock *lock = ctx;
+
+    if (lock->is_held)
+        book_unlock_paths(lock->book);
+    lock->is_held = false;
+}
+
 static void set_loaded(struct service *s, struct http_request *req, const struct lora_request *lr,
                        struct book_undo *undo, bool is_locked)
 {
+    struct path_lock lock = {s->book, is_locked};
     struct pf_change_opts opts = {.size = sizeof(opts),
                                   .allow_unmatched = s->opts->allow_unmatched,
                                   .merge_dtype = lr->merge_dtype,
-                                  .way = lr->way};
+                                  .way = lr->way,
+                                  .published = let_paths_go,
+                                  .published_ctx = &lock};
     struct pf_change_report report = {0};
     pf_error err = {0};
     struct strbuf message;
     int rc;
 
-    if (is_locked && lr->way == PF_WAY_OVERLAY) {
-        book_unlock_paths(s->book); /* it may wait for minutes, until another change ends it */
-        is_locked = false;
-    }
     rc = pf_engine_set(s->engine, lr->loras, lr->n, lr->targets, &opts, &report, &err);
     if (rc)
         book_undo(s->book, undo);
-    if (is_locked)
-        book_unlock_paths(s->book);
+    let_paths_go(&lock);
     strbuf_init(&message);
     set_message(lr, &message);
     finish(s, req, CHANGE_SET, rc, strbuf_z(&message), &report, &err);

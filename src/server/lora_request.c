@@ -126,6 +126,24 @@ static int fill_one(struct lora_request *r, size_t i, const struct json *nicknam
     return rc;
 }
 
+/* One nickname is one file: the second path would take the place of the first. */
+static int check_nicknames(struct lora_request *r, pf_error *err)
+{
+    for (size_t i = 0; i < r->n; i++)
+        for (size_t k = 0; k < i; k++) {
+            const char *a = r->paths[k], *b = r->paths[i];
+
+            if (strcmp(r->loras[k].nickname, r->loras[i].nickname) != 0 || (!a && !b) ||
+                (a && b && !strcmp(a, b)))
+                continue;
+            (void)snprintf(r->param, sizeof(r->param), "lora_path");
+            return err_set(err, PF_E_INVALID,
+                           "nickname '%s' comes twice, with different paths: give each its own",
+                           r->loras[i].nickname);
+        }
+    return PF_OK;
+}
+
 int lora_request_parse(const struct json *body, int32_t merge_dtype, struct lora_request *r,
                        pf_error *err)
 {
@@ -151,6 +169,8 @@ int lora_request_parse(const struct json *body, int32_t merge_dtype, struct lora
         r->loras[i].has_alpha = json_is_number(alpha);
         r->loras[i].alpha = json_number(alpha);
     }
+    if (!rc)
+        rc = check_nicknames(r, err);
     return rc ? rc : join_targets(r, err);
 }
 

@@ -305,7 +305,9 @@ static void end(void *ctx, const struct http_request *req, int status, uint64_t 
     struct service *s = ctx;
     double seconds = (double)(clock_ns() - req->t_start_ns) * 1e-9;
 
-    metrics_request(&s->metrics, route_index(req->route), status ? status : 499, seconds);
+    if (!status || atomic_load(&req->is_gone))
+        status = 499; /* what was made for a client that left counts as no answer */
+    metrics_request(&s->metrics, route_index(req->route), status, seconds);
     access_log_request(&s->log, req, status, n_bytes, seconds * 1e3);
 }
 

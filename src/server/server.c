@@ -321,29 +321,38 @@ static bool is_crew_idle(struct service *s)
     return crew_count(s->crew) == 0;
 }
 
+/* What came in between the closing and the cancelling is cancelled too. */
+static bool does_nobody_work(struct service *s)
+{
+    queue_cancel_all(s->queue);
+    return http_n_working(s->http) == 0;
+}
+
 /* Every request has to be answered before the HTTP server can be stopped: first the queue, then the changes, then the streams. */
-static void stop_serving(struct service *s)
+static void stop_serving(struct service *s, bool is_cut)
 {
     if (!s->http)
         return;
+    http_close(s->http);
     queue_cancel_all(s->queue);
     (void)queue_wait_empty(s->queue, UINT64_MAX);
-    wait_for(is_crew_idle, s, CREW_GRACE_NS);
+    wait_for(is_crew_idle, s, is_cut ? 0 : CREW_GRACE_NS);
     if (!is_crew_idle(s)) {
         /* A change waits for its overlay: taking the composition off ends that. */
         (void)pf_engine_deactivate(s->engine, NULL, NULL, NULL);
         pf_engine_cancel_build(s->engine);
         wait_for(is_crew_idle, s, UINT64_MAX / 2);
     }
+    wait_for(does_nobody_work, s, UINT64_MAX / 2);
     events_close(s->events);
     wait_for(has_answered, s, ANSWER_GRACE_NS);
     http_stop(s->http);
     s->http = NULL;
 }
 
-static void close_all(struct service *s)
+static void close_all(struct service *s, bool is_cut)
 {
-    stop_serving(s);
+    stop_serving(s, is_cut);
     queue_free(s->queue);
     crew_free(s->crew);
     events_free(s->events);
@@ -438,7 +447,7 @@ int server_run(const struct server_opts *opts, bool *out_is_cut, pf_error *err)
         *out_is_cut = drain(s, &set);
     }
     ticker_stop(ticker);
-    close_all(s);
+    close_all(s, *out_is_cut);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     mem_free(s);
     return rc;

@@ -225,7 +225,7 @@ static int collect_uses(struct pf_composition *comp, struct use **out_uses, size
         return err_nomem(err, n_max * sizeof *uses, "the deltas of a composition");
     for (size_t i = 0; i < comp->n_entries; i++) {
         const struct comp_entry *e = &comp->entries[i];
-        size_t n_lost = 0;
+        size_t n_lost = 0, n_zero = 0;
         for (size_t j = 0; j < e->res.n_deltas; j++, i_order++) {
             const struct delta *d = &e->res.deltas[j];
             double wanted = e->strength * d->scale;
@@ -238,9 +238,17 @@ static int collect_uses(struct pf_composition *comp, struct use **out_uses, size
                                e->strength, d->scale, d->key);
             }
             n_lost += s == 0 && e->strength != 0 && d->scale != 0;
+            n_zero += delta_is_zero(d);
             if (s == 0 || delta_is_zero(d))
                 continue;
             uses[n++] = (struct use){d->i_tensor, i_order, {.delta = d, .s = s}};
+        }
+        if (n_zero > 0 && n_zero == e->res.n_deltas &&
+            !add_note(comp->priv, adapter_path(e->adapter),
+                      "warning: it adds nothing: everywhere a factor is all zeros, as before "
+                      "training")) {
+            mem_free(uses);
+            return err_nomem(err, 0, "a note");
         }
         if (n_lost > 0 && !add_lost_note(comp->priv, e, n_lost)) {
             mem_free(uses);
@@ -466,6 +474,15 @@ bool comp_is_truncated(const struct pf_composition *comp)
         if (adapter_is_truncated(comp->entries[i].adapter))
             return true;
     return false;
+}
+
+int comp_verify(const struct pf_composition *comp, pf_error *err)
+{
+    int rc = pf_checkpoint_verify(comp->ckpt, err);
+    for (size_t i = 0; rc == PF_OK && i < comp->n_entries; i++)
+        if (entry_is_active(&comp->entries[i]))
+            rc = adapter_check(comp->entries[i].adapter, err);
+    return rc;
 }
 
 void pf_composition_info(const struct pf_composition *comp, struct pf_composition_info *out_info)
