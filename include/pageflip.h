@@ -463,7 +463,8 @@ struct pf_generate_report {
 /*
  * Draws n_images pictures with the weights of `view`. out_samples: n_images x channels x height x width f32 before
  * clamping, or NULL. out_rgb: n_images x height x width x 3, or NULL. One generation at a time per model, else PF_E_BUSY. PF_E_INVALID
- * (a class, the view of another checkpoint), PF_E_RANGE, PF_E_NOMEM, PF_E_CANCELLED, PF_E_TRUNCATED: out then holds some of the pictures.
+ * (a class, the view of another checkpoint), PF_E_RANGE, PF_E_NOMEM, PF_E_CANCELLED, PF_E_TRUNCATED: out then holds some of the
+ * pictures; PF_E_CHANGED: files changed while they were read, and out holds pictures of neither.
  */
 PF_API int pf_generate(struct pf_model *model, struct pf_view *view,
                        const struct pf_generate_opts *opts, float *out_samples, uint8_t *out_rgb,

@@ -90,8 +90,10 @@ static int check_output(const struct drawing *d, pf_error *err)
     if (!rc && file_kind(d->output) == FILE_OTHER)
         rc = err_prefix(err, file_kind_refuse(d->output, err), "cannot write a picture");
     if (!rc && file_kind(d->output) == FILE_REGULAR && !may_replace(d->output))
-        rc = err_set(err, PF_E_EXISTS, "cannot write '%s': it exists and is no PNG picture: name "
-                     "another file", d->output);
+        rc = err_set(err, PF_E_EXISTS,
+                     "cannot write '%s': it exists and is no PNG picture: name "
+                     "another file",
+                     d->output);
     mem_free(dir);
     return rc;
 }
@@ -136,9 +138,6 @@ int drawing_run(struct drawing *d, pf_progress_fn progress, void *progress_ctx, 
     uint64_t t0 = clock_ns();
     int rc = pf_generate(d->model, d->view, &gen, NULL, d->rgb, &d->report, err);
 
-    /* A base that changed while it was read gives a picture of neither. */
-    if (!rc)
-        rc = pf_checkpoint_verify(d->ckpt, err);
     if (rc == PF_E_CHANGED || rc == PF_E_TRUNCATED)
         return err_append(err, "; '%s' is not written", d->output), rc;
     if (!rc)

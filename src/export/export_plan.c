@@ -412,5 +412,6 @@ void export_plan_release(struct export_plan *plan)
 
 int plan_verify(const struct export_plan *plan, pf_error *err)
 {
-    return plan->comp ? comp_verify(plan->comp, err) : pf_checkpoint_verify(plan->ckpt, err);
+    const int rc = pf_checkpoint_verify(plan->ckpt, err);
+    return !rc && plan->comp ? comp_check_adapters(plan->comp, err) : rc;
 }

@@ -229,6 +229,8 @@ int pf_generate(struct pf_model *model, struct pf_view *view, const struct pf_ge
         rc = prepare(&d, view, err);
     if (rc == PF_OK)
         rc = draw_all(&d, out_samples, out_rgb, err);
+    if (rc == PF_OK)
+        rc = stage_verify(&d.forward.stage, err);
     report.peak_anon_bytes = peak_stop(peak);
     if (rc == PF_OK) {
         fill_report(&d, &report);

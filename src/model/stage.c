@@ -56,6 +56,14 @@ int stage_open(struct stage *s, struct pf_view *view, struct pool *pool, size_t 
     return rc;
 }
 
+int stage_verify(const struct stage *s, pf_error *err)
+{
+    int rc = PF_OK;
+    for (unsigned i = 0; rc == PF_OK && i < s->n_workers; i++)
+        rc = reader_verify(s->workers[i].reader, err);
+    return rc;
+}
+
 void stage_release(struct stage *s)
 {
     for (unsigned i = 0; s->workers != NULL && i < s->n_workers; i++) {

@@ -57,6 +57,8 @@ struct stage_job {
 /* n_bias_max: largest n_out of any linear; n_scratch: floats of scratch per worker. */
 int stage_open(struct stage *s, struct pf_view *view, struct pool *pool, size_t n_bias_max,
                size_t n_scratch, pf_error *err);
+/* Are the files that its weights came from still what they were? PF_E_CHANGED or PF_E_TRUNCATED: what was computed is of neither. */
+int stage_verify(const struct stage *s, pf_error *err);
 void stage_release(struct stage *s);
 
 int stage_run(struct stage *s, const struct stage_job *job, pf_error *err);

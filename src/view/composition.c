@@ -476,9 +476,9 @@ bool comp_is_truncated(const struct pf_composition *comp)
     return false;
 }
 
-int comp_verify(const struct pf_composition *comp, pf_error *err)
+int comp_check_adapters(const struct pf_composition *comp, pf_error *err)
 {
-    int rc = pf_checkpoint_verify(comp->ckpt, err);
+    int rc = PF_OK;
     for (size_t i = 0; rc == PF_OK && i < comp->n_entries; i++)
         if (entry_is_active(&comp->entries[i]))
             rc = adapter_check(comp->entries[i].adapter, err);

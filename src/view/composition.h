@@ -40,8 +40,8 @@ struct pf_composition {
 void comp_ref(struct pf_composition *comp);
 /* True once a mapped adapter shrank under us: what was computed from it is not to be used. No system call. */
 bool comp_is_truncated(const struct pf_composition *comp);
-/* Are base and adapters still what was opened and digested? PF_E_CHANGED or PF_E_TRUNCATED. A few system calls. */
-int comp_verify(const struct pf_composition *comp, pf_error *err);
+/* Are the adapters that act still what was opened and digested? PF_E_CHANGED or PF_E_TRUNCATED. A few system calls. */
+int comp_check_adapters(const struct pf_composition *comp, pf_error *err);
 /* NULL: the composition leaves tensor i alone. O(log n). */
 const struct merge_target *comp_target(const struct pf_composition *comp, uint32_t i_tensor);
 

@@ -41,6 +41,7 @@ struct pf_reader {
     struct slot *slot;
     struct placement *held; /* what the slot protects */
     bool is_in_layer;
+    bool has_merged; /* it computed panels from adapters */
 };
 
 /* -------------------------------------------------------------------------------------- placements */
@@ -416,10 +417,18 @@ static void read_plain(const struct place *at, int64_t n_cols_all, const struct 
 static void read_place(struct pf_reader *r, const struct place *at, int64_t n_cols_all,
                        const struct merge_panel *p, bool as_f32, void *out)
 {
-    if (at->kind == PLACE_STREAM)
+    if (at->kind == PLACE_STREAM) {
+        r->has_merged = true;
         merge_read(at->target, p, as_f32, out, r->scratch);
-    else
+    } else {
         read_plain(at, n_cols_all, p, as_f32, out);
+    }
+}
+
+int reader_verify(const struct pf_reader *r, pf_error *err)
+{
+    int rc = ckpt_verify_again(r->view->ckpt, err);
+    return rc == PF_OK && r->has_merged ? comp_check_adapters(r->view->comp, err) : rc;
 }
 
 static int read_placed(struct pf_reader *r, uint32_t i_tensor, const struct merge_panel *p,

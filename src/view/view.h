@@ -66,6 +66,8 @@ bool view_has_stale_readers(struct pf_view *v);
 
 /* A reader without scratch: it can ask for places and hold them, not read. */
 int reader_new_placing(struct pf_view *view, struct pf_reader **out_reader, pf_error *err);
+/* Are the files that this reader's panels came from still what they were? PF_E_CHANGED or PF_E_TRUNCATED: not to be trusted. */
+int reader_verify(const struct pf_reader *r, pf_error *err);
 /* The place of tensor i now. Valid while the reader stays in its layer. */
 void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out);
 

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import shutil
 import threading
+import time
 import unittest
 
 from cli import MODEL, PAGEFLIP, SOURCE
@@ -19,6 +20,7 @@ from cli import MODEL, PAGEFLIP, SOURCE
 JSON = {"Content-Type": "application/json"}
 ADAPTERS = os.path.join(SOURCE, "data", "adapters")
 QUICK = {"num_inference_steps": 1, "guidance_scale": 1}
+SLOW = {"num_inference_steps": 1000, "guidance_scale": 2}  # until it is cancelled
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -143,6 +145,14 @@ class Server:
             self.process.wait()
         self.process.stdout.close()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def wait_for(condition, seconds=60):
+    """Polls the server's state; the bound only matters when something is broken."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 class Background(threading.Thread):

@@ -105,6 +105,15 @@ class Generate(Case):
         self.assertEqual(os.listdir(self.dir), ["null"])
         self.assertEqual(os.readlink(self.path("null")), "/dev/null")
         os.unlink(self.path("null"))
+        for data in (b"precious", b"\x89PNG\r\n"):
+            with open(out[1], "wb") as file:
+                file.write(data)
+            self.assertEqual(self.fails(1, "is no PNG picture", "generate", *QUICK, "--class", "1", *out)["code"], "exists")
+            self.assertEqual(read(out[1]), data)
+        os.truncate(out[1], 0)
+        for _ in range(2):  # an empty file, then a picture
+            self.ok("generate", *QUICK, "--class", "1", *out)
+        os.unlink(out[1])
         shutil.copy(os.path.join(MODEL, "transformer", "diffusion_pytorch_model.safetensors"), self.path("alone.safetensors"))
         self.fails(1, "config", "generate", "--model", self.path("alone.safetensors"), "--class", "1", *out)
         self.assertEqual(os.listdir(self.dir), ["alone.safetensors"])

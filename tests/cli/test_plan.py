@@ -56,6 +56,12 @@ class Plan(Case):
         doc = self.ok("plan", "--lora", "turbo:0", "--json")
         self.assertEqual((doc["tensors_changed"], doc["bytes_changed"]), (0, 0))
 
+    def test_an_adapter_of_zeros_is_remarked_on(self):
+        path = write_safetensors(self.path("a.safetensors"), lora(BLOCK, 128, 128, scale=0))
+        doc = self.ok("plan", "--lora", path, "--json")
+        self.assertEqual(doc["tensors_changed"], 0)
+        self.assertRegex("".join(doc["notes"]), "a.safetensors: warning: it adds nothing: .* zeros")
+
     def test_unmatched_keys_are_listed_with_the_nearest_name(self):
         tensors = {**lora(BLOCK, 128, 128, scale=1, alpha=None), **lora(BLOCK + "q", 128, 128, alpha=None)}
         path = write_safetensors(self.path("a.safetensors"), tensors)

@@ -345,22 +345,45 @@ class BaseChanges(Scripted):
     def touch(self):
         os.utime(self.weights, ns=(1, 1))
 
+    def change_while_drawing(self, change, *lines):
+        """The run and its answer to `generate`, which draws in the background while change() is called."""
+        run = subprocess.Popen([PAGEFLIP, "generate", "--json", "--script", "-", "--cache-dir", "off", "--model", self.model],
+                               cwd=self.dir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        run.stdin.write("".join(f"{line}\n" for line in (*lines, "generate --class 1 --steps 8 --n 8 -o x.png &", "status")))
+        run.stdin.flush()
+        while json.loads(run.stdout.readline())["op"] != "status":
+            pass
+        change()
+        out, err = run.communicate("wait\n", timeout=100)
+        return run.returncode, [d for d in map(json.loads, out.splitlines()) if d["op"] == "generate"][0], err
+
     def test_while_a_script_draws(self):
-        for change, codes in ((self.longer_header, ["changed"]), (self.truncate, ["truncated"]), (self.touch, ["changed"])):
+        for change, code in ((self.longer_header, "changed"), (self.truncate, "truncated")):
             shutil.copy(os.path.join(MODEL, WEIGHTS), self.weights)
-            run = subprocess.Popen([PAGEFLIP, "generate", "--json", "--script", "-", "--cache-dir", "off", "--model", self.model],
-                                   cwd=self.dir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            run.stdin.write("generate --class 1 --steps 8 --n 8 -o x.png &\nstatus\n")
-            run.stdin.flush()
-            self.assertEqual([json.loads(run.stdout.readline())["op"] for _ in range(2)], ["open", "status"])
-            change()
-            out, err = run.communicate("wait\nset noto\n", timeout=100)
-            docs = [json.loads(line) for line in out.splitlines()]
-            self.assertEqual(run.returncode, 1, err)
-            error = [d for d in docs if d["op"] == "generate"][0]["error"]
-            self.assertIn(error["code"], codes, change)
-            self.assertIn("'x.png' is not written", error["message"])
+            status, doc, err = self.change_while_drawing(change)
+            self.assertEqual(status, 1, err)
+            self.assertEqual(doc["error"]["code"], code, change)
+            self.assertIn("'x.png' is not written", doc["error"]["message"])
             self.assertFalse(os.path.exists(self.path("x.png")))
+
+    def test_a_touched_base_is_the_same_base(self):
+        status, _, err = self.change_while_drawing(self.touch)
+        self.assertEqual(status, 0, err)
+        self.ok("generate", "--class", "1", "--steps", "8", "--n", "8", "-o", self.path("want.png"))
+        self.assertEqual(read(self.path("x.png")), read(self.path("want.png")))
+
+    def test_an_adapter_that_is_written_over(self):
+        path = shutil.copy(os.path.join(ADAPTERS, "noto.safetensors"), self.path("noto.safetensors"))
+
+        def overwrite():
+            with open(path, "r+b") as file:
+                file.seek(-4096, os.SEEK_END)
+                file.write(bytes(4096))
+
+        status, doc, err = self.change_while_drawing(overwrite, f"load n={path}", "set n")
+        self.assertEqual(status, 1, err)
+        self.assertEqual((doc["error"]["code"], "noto.safetensors' changed" in doc["error"]["message"]), ("changed", True))
+        self.assertFalse(os.path.exists(self.path("x.png")))
 
     def test_while_one_picture_is_drawn(self):
         run = subprocess.Popen([PAGEFLIP, "generate", "--model", self.model, "--class", "1", "--steps", "20", "--n", "8", "-o", "x.png"],

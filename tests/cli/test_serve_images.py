@@ -7,17 +7,7 @@ import time
 import unittest
 
 from cli import Case
-from serving import Background, Events, ServeCase, Server, png
-
-SLOW = {"num_inference_steps": 1000, "guidance_scale": 2}  # until it is cancelled
-
-
-def wait_for(condition, seconds=60):
-    """Polls the server's state; the bound only matters when something is broken."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+from serving import SLOW, Background, Events, ServeCase, Server, png, wait_for
 
 
 class Images(ServeCase):
@@ -156,6 +146,7 @@ class Images(ServeCase):
             wait_for(lambda: not self.server.get("/v1/status").json["queue"]["waiting"])
             c.close()
             wait_for(lambda: not self.server.get("/v1/status").json["queue"]["running"])
+        wait_for(lambda: re.search(r'pageflip_http_requests_total{method="POST",route="/v1/images/generations",code="499"} [1-9]', self.server.get("/metrics").body.decode()))
 
     def test_events_tell_of_views_jobs_and_steps(self):
         events = Events(self.server)

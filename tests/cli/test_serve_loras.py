@@ -49,6 +49,10 @@ class Loras(ServeCase):
         self.assertEqual(doc["keys_unmatched"], 0)
         self.assertEqual(doc["composition"], self.composition())
 
+    def test_one_nickname_is_one_file(self):
+        self.refused(self.server.post("/v1/set_lora", {"lora_nickname": ["x", "x"], "lora_path": ["noto", "turbo"]}), 422, "invalid_field", "lora_path", "'x' comes twice")
+        self.ok("/v1/set_lora", {"lora_nickname": ["x", "x"], "lora_path": ["noto", "noto"]})
+
     def test_list_loras_has_the_fields_and_every_strength(self):
         self.assertEqual(self.server.get("/v1/list_loras").json, {"loaded_adapters": [], "active": {}})
         self.ok("/v1/set_lora", {"lora_nickname": ["n", "t"], "lora_path": ["noto", "turbo"], "strength": [0.5, 2], "merge_mode": "dynamic"})

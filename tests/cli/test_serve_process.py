@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 from cli import MODEL
-from serving import ADAPTERS, Background, Server, png
+from serving import ADAPTERS, SLOW, Background, Server, png, wait_for
 
 
 class Process(unittest.TestCase):
@@ -47,6 +47,24 @@ class Process(unittest.TestCase):
         self.assertEqual(len(os.listdir(directory)), 1)
         self.assertEqual(server.stop(signal.SIGHUP), 0)
         self.assertEqual((os.listdir(directory), os.path.exists(server.path)), ([], False))
+
+    def test_a_request_that_becomes_whole_while_it_stops_is_answered(self):
+        for path, body in (("/v1/images/generations", b'{"prompt": "cat"}'), ("/v1/set_lora", b'{"lora_nickname": "n", "lora_path": "noto"}')):
+            server = self.start()
+            s = socket.socket(socket.AF_UNIX)
+            self.addCleanup(s.close)
+            s.settimeout(60)
+            s.connect(server.path)
+            s.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)))
+            slow = Background(server.draw, quick=False, **SLOW)
+            wait_for(lambda: server.get("/v1/status").json["queue"]["running"])
+            server.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: server.get("/ready").status == 503)
+            s.sendall(body)
+            server.process.send_signal(signal.SIGTERM)  # at once, whatever is being drawn
+            self.assertRegex(s.recv(65536), b"^HTTP/1.1 (200|409|503) ")  # it came in before, or while, or after the cutting
+            self.assertEqual(slow.wait().status, 409)
+            self.assertGreaterEqual(server.process.wait(60), 0, server.log())
 
     def test_nohup_is_respected(self):
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

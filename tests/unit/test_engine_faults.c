@@ -666,6 +666,32 @@ static void an_adapter_is_overwritten_in_place(void **state)
     close_engine(&f);
 }
 
+/* The good file comes back and is loaded again: the view that maps the spoiled one is not served under the same digest. */
+static void an_adapter_is_spoiled_and_restored(void **state)
+{
+    struct fixture f;
+    struct pf_change_report r;
+    pf_error err;
+    char zeros[4096] = {0};
+    open_copy(state, &f, (struct pf_engine_opts){.build_delay_ms = -1});
+    set_one(&f, "noto", 1, &r);
+    struct digest noto = current_bytes(&f);
+    int fd = open(adapter_file(state, "noto"), O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, zeros, sizeof zeros, lseek(fd, 0, SEEK_END) - 4096), sizeof zeros);
+    close(fd);
+    copy_file(NOTO, test_path(state, "new"));
+    assert_int_equal(rename(test_path(state, "new"), adapter_file(state, "noto")), 0);
+    assert_ok(pf_engine_load(f.engine, "noto", adapter_file(state, "noto"), &err), &err);
+    set_one(&f, "noto", 1, &r);
+    assert_same(current_bytes(&f), noto);
+    struct pf_engine_lora l = {.nickname = "noto", .strength = 1};
+    struct pf_view *mine;
+    assert_ok(pf_engine_view_of(f.engine, &l, 1, NULL, &mine, &err), &err);
+    assert_same(view_bytes(f.ckpt, mine), noto);
+    pf_view_release(mine);
+    close_engine(&f);
+}
+
 static void an_adapter_is_truncated_while_in_use(void **state)
 {
     struct fixture f;
@@ -740,6 +766,7 @@ int main(void)
         in_dir(an_overlay_is_cut_while_it_is_read),
         in_dir(an_adapter_is_replaced_under_its_nickname),
         in_dir(an_adapter_is_overwritten_in_place),
+        in_dir(an_adapter_is_spoiled_and_restored),
         in_dir(an_adapter_is_truncated_while_in_use),
         in_dir(views_outlive_adapters_and_engines),
     };

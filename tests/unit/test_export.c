@@ -444,7 +444,7 @@ static bool spoil_once(void *ctx, const char *what, uint64_t done, uint64_t tota
         return true;
     s->is_done = true;
     if (s->is_truncated)
-        return !truncate(s->base, 100000);
+        return !truncate(s->base, 1000);
     const int fd = open(s->base, O_WRONLY | O_CLOEXEC);
     static const char zeros[64];
     const bool is_ok = pwrite(fd, zeros, sizeof zeros, 1000) == sizeof zeros;
@@ -477,6 +477,55 @@ static void a_base_that_changes_meanwhile_is_an_error(void **state)
         assert_int_equal(unlink(out), 0);
         fx_close(&f);
     }
+}
+
+/* An adapter too: a trainer saves over it while it is merged. */
+static void an_adapter_that_changes_meanwhile_is_an_error(void **state)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct spoil spoil = {test_path(state, "lora.safetensors"), i, false};
+        const char *out = test_path(state, "out");
+        const struct pf_merge_opts opts = {
+            .size = sizeof opts, .n_threads = 1, .progress = spoil_once, .progress_ctx = &spoil};
+        struct fx f;
+        pf_error err = {0};
+        fx_open(&f, state, 0.75);
+        const int rc = pf_merge(f.ckpt, f.comp, out, &opts, NULL, &err);
+        assert_true(spoil.is_done);
+        assert_err(&err, i ? PF_E_TRUNCATED : PF_E_CHANGED, "lora.safetensors",
+                   i ? "shrank" : "changed");
+        assert_int_equal(rc, i ? PF_E_TRUNCATED : PF_E_CHANGED);
+        assert_int_equal(file_kind(out), FILE_ABSENT);
+        fx_close(&f);
+    }
+}
+
+static bool remove_once(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    const char **dir = ctx;
+    (void)what;
+    if (*dir && done && done < total) {
+        assert_int_equal(file_remove_tree(*dir, NULL), PF_OK);
+        *dir = NULL;
+    }
+    return true;
+}
+
+/* Somebody tidies up under a running merge: it does not call complete what is nowhere. */
+static void a_partial_output_that_is_removed_is_an_error(void **state)
+{
+    const char *dir = test_path(state, "out.partial");
+    const struct pf_merge_opts opts = {
+        .size = sizeof opts, .n_threads = 1, .progress = remove_once, .progress_ctx = &dir};
+    struct fx f;
+    pf_error err = {0};
+    fx_open(&f, state, 0.75);
+    assert_int_not_equal(pf_merge(f.ckpt, f.comp, test_path(state, "out"), &opts, NULL, &err),
+                         PF_OK);
+    assert_null(dir);
+    assert_non_null(strstr(err.msg, "out.partial"));
+    assert_int_equal(file_kind(test_path(state, "out")), FILE_ABSENT);
+    fx_close(&f);
 }
 
 /* -------------------------------------------------------------------------------------------- cancelling, parts */
@@ -660,6 +709,8 @@ int main(void)
         in_dir(force_replaces_a_checkpoint_and_nothing_else),
         in_dir(says_before_it_starts_that_the_disk_is_too_small),
         in_dir(a_base_that_changes_meanwhile_is_an_error),
+        in_dir(an_adapter_that_changes_meanwhile_is_an_error),
+        in_dir(a_partial_output_that_is_removed_is_an_error),
         in_dir(a_cancelled_merge_continues),
         in_dir(a_partial_output_of_another_composition_is_started_over),
         in_dir(an_output_that_another_process_writes_is_left_to_it),

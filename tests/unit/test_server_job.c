@@ -21,7 +21,8 @@ struct scene {
     char ends[8192];                /* "a=drawn b=cancelled " in order */
     uint32_t n_ended;
     uint32_t n_steps_told;
-    int rc; /* of the drawer */
+    int rc;                  /* of the drawer */
+    struct queue *cancel_in; /* the drawer's last act is to have its first job cancelled */
 };
 
 static void scene_init(struct scene *s)
@@ -86,6 +87,8 @@ static int draw(void *ctx, unsigned i_worker, struct job *const *jobs, size_t n,
         return err_set(err, PF_E_CANCELLED, "told to stop");
     if (s->rc)
         return err_set(err, s->rc, "the brush broke");
+    if (s->cancel_in)
+        assert_int_equal(queue_cancel_id(s->cancel_in, jobs[0]->id), 1);
     for (size_t i = 0; i < n; i++) {
         jobs[i]->rgb = mem_calloc(1, 1);
         jobs[i]->rgb[0] = (uint8_t)jobs[i]->seed;
@@ -304,6 +307,22 @@ static void a_client_that_left_before_is_noticed(void **state)
     assert_string_equal(s.ends, "b1=gone a1=cancelled ");
 }
 
+/* Who was told that it is cancelled gets no picture, however late it was. */
+static void cancelled_when_it_was_drawn_is_cancelled(void **state)
+{
+    struct scene s;
+    struct queue *q = open_queue(&s, 1, 8, 8);
+    (void)state;
+
+    s.cancel_in = q;
+    put(q, make("a1", 1));
+    await_begun(&s, 1);
+    allow(&s, 1);
+    await_ended(&s, 1);
+    assert_string_equal(s.ends, "a1=cancelled ");
+    queue_free(q);
+}
+
 /* Waits until a pass has begun, or n jobs have ended without one. */
 static bool has_begun(struct scene *s, uint32_t n)
 {
@@ -438,6 +457,7 @@ int main(void)
         cmocka_unit_test(ends_running_jobs_and_lets_their_pass_go_on),
         cmocka_unit_test(stops_a_pass_that_nobody_wants),
         cmocka_unit_test(a_client_that_left_before_is_noticed),
+        cmocka_unit_test(cancelled_when_it_was_drawn_is_cancelled),
         cmocka_unit_test(deadlines_end_waiting_and_running_jobs),
         cmocka_unit_test(failures_reach_their_jobs),
         cmocka_unit_test(an_end_cancels_everything),
