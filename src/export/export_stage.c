@@ -316,8 +316,8 @@ static int prepare(struct stage *s, pf_error *err)
             return PF_OK;
     } else if (s->plan->n_parts > 1 && !s->is_force && file_kind(s->plan_file) != FILE_ABSENT) {
         return err_set(err, PF_E_EXISTS,
-                       "'%s' holds parts of another merge (other adapters, strengths or parts than "
-                       "given here): finish that one, or start over with force",
+                       "'%s' holds parts of another merge (another checkpoint, or other adapters, "
+                       "strengths or parts): finish that one, or start over with force",
                        s->dir);
     }
     int rc = discard(s, err);

@@ -2,6 +2,7 @@
  * Entries as a whole: listing, evicting, and making room in the budget and on the disk. Called by the builder, the engine and
  * `pageflip cache`. Must never remove an entry that any process has mapped or builds, and evicts nothing in vain.
  */
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,20 +47,46 @@ static void read_entry(struct overlay_store *s, const char *dir, struct overlay_
     json_free(m);
 }
 
-/* Nothing in it but what a build makes: a directory of somebody else's may have such a name too, and is never evicted. */
+/* What a build makes in an entry. */
+static bool is_build_name(struct str name)
+{
+    return str_eqz(name, MANIFEST_NAME) ||
+           (str_starts(name, "layer-") && str_ends(name, ".safetensors")) ||
+           (name.p[0] == '.' && str_ends(name, ".tmp"));
+}
+
+/* Something of a build in it, or nothing: a directory of somebody else's may have such a name too, and is never touched. */
 static bool is_entry(const char *dir)
 {
     char **names = NULL;
     size_t n = 0;
-    bool is_ours = file_kind(dir) == FILE_DIRECTORY && file_list(dir, &names, &n, NULL) == PF_OK;
-    for (size_t i = 0; is_ours && i < n; i++) {
-        struct str name = str_of(names[i]);
-        is_ours = str_eqz(name, MANIFEST_NAME) ||
-                  (str_starts(name, "layer-") && str_ends(name, ".safetensors")) ||
-                  (name.p[0] == '.' && str_ends(name, ".tmp"));
-    }
+    bool is_read = file_kind(dir) == FILE_DIRECTORY && file_list(dir, &names, &n, NULL) == PF_OK;
+    bool is_ours = is_read && n == 0;
+    for (size_t i = 0; i < n; i++)
+        is_ours = is_ours || is_build_name(str_of(names[i]));
     file_list_free(names, n);
     return is_ours;
+}
+
+/* What a build made, and the directory, unless others (.nfs0001, .DS_Store) have left something in it. */
+static int remove_entry(const char *dir, pf_error *err)
+{
+    char **names = NULL;
+    size_t n = 0;
+    int rc = file_list(dir, &names, &n, err);
+    if (rc == PF_E_NOTFOUND)
+        return PF_OK; /* by somebody else, just now */
+    for (size_t i = 0; i < n && rc == PF_OK; i++) {
+        if (!is_build_name(str_of(names[i])))
+            continue;
+        char *path = path_join(dir, names[i]);
+        rc = path ? file_remove_tree(path, err) : err_nomem(err, 0, "a path");
+        mem_free(path);
+    }
+    file_list_free(names, n);
+    if (rc == PF_OK && rmdir(dir) && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT)
+        rc = err_sys(err, errno, "cannot remove '%s'", dir);
+    return rc;
 }
 
 static int cmp_used(const void *pa, const void *pb)
@@ -149,7 +176,7 @@ int overlay_evict(struct overlay_store *s, struct digest digest, pf_error *err)
     if (rc == PF_OK)
         rc = file_remove_tree(manifest, err);
     if (rc == PF_OK)
-        rc = file_remove_tree(dir, err);
+        rc = remove_entry(dir, err);
     if (rc == PF_OK) {
         remove_lock_file(s, digest, "use");
         remove_lock_file(s, digest, "build");

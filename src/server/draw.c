@@ -138,10 +138,23 @@ static void add_base64(struct strbuf *out, const uint8_t *p, size_t n)
     }
 }
 
-/* Addresses whose pictures would be driven out by the later ones of the same answer are not given away. */
-static int check_budget(const struct answer *a, uint64_t n_bytes, pf_error *err)
+/* Addresses whose pictures would be driven out by the later ones of the same answer are not given away; and an answer that is refused
+ * for that has driven out nobody else's. */
+static int check_budget(const struct answer *a, const struct job *job, pf_error *err)
 {
-    if (n_bytes <= a->s->opts->picture_bytes_max)
+    const struct pf_model_info *m = &a->s->model;
+    uint64_t n_all = 0;
+
+    for (uint32_t i = 0; i < job->n_images; i++) {
+        size_t n_bytes = 0;
+        int rc = pf_png_encode(job->rgb + (size_t)i * m->width * m->height * 3, m->width, m->height,
+                               NULL, &n_bytes, err);
+
+        if (rc)
+            return rc;
+        n_all += n_bytes;
+    }
+    if (n_all <= a->s->opts->picture_bytes_max)
         return PF_OK;
     return err_set(err, PF_E_RANGE,
                    "the pictures of this answer have more than the %llu bytes that are kept: ask "
@@ -150,7 +163,7 @@ static int check_budget(const struct answer *a, uint64_t n_bytes, pf_error *err)
 }
 
 static int picture_json(const struct answer *a, const uint8_t *rgb, const char *class_name,
-                        struct json *data, uint64_t *io_n_kept, pf_error *err)
+                        struct json *data, pf_error *err)
 {
     const struct pf_model_info *m = &a->s->model;
     struct json *it = json_new_object();
@@ -165,8 +178,6 @@ static int picture_json(const struct answer *a, const uint8_t *rgb, const char *
         rc = err_nomem(err, n_bytes, "a picture");
     if (!rc)
         rc = pf_png_encode(rgb, m->width, m->height, png, &n_bytes, err);
-    if (!rc && a->is_url)
-        rc = check_budget(a, *io_n_kept += n_bytes, err);
     if (!rc && a->is_url) {
         rc = pictures_keep(a->s->pictures, png, n_bytes, name, err);
         strbuf_addf(&text, "%s/v1/images/files/%s", a->url_base, rc ? "" : name);
@@ -213,13 +224,11 @@ static void answer_drawn(const struct answer *a, const struct job *job)
     const struct pf_model_info *m = &a->s->model;
     struct json *doc = json_new_object(), *data = json_new_array();
     const char *name = pf_model_class_name(a->s->models[0], job->i_class);
-    uint64_t n_kept = 0;
     pf_error err = {0};
-    int rc = PF_OK;
+    int rc = a->is_url ? check_budget(a, job, &err) : PF_OK;
 
     for (uint32_t i = 0; !rc && i < job->n_images; i++)
-        rc = picture_json(a, job->rgb + (size_t)i * m->width * m->height * 3, name, data, &n_kept,
-                          &err);
+        rc = picture_json(a, job->rgb + (size_t)i * m->width * m->height * 3, name, data, &err);
     if (rc) {
         json_free(doc);
         json_free(data);

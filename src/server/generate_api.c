@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/mem.h"
 #include "base/proc.h"
@@ -147,13 +148,16 @@ static struct answer *answer_new(struct service *s, struct http_request *req,
 {
     struct answer *a = mem_calloc(1, sizeof(*a));
     const char *host = http_header(req, "Host");
+    const char *scheme = http_header(req, "X-Forwarded-Proto"); /* of a proxy in front of us */
 
     if (!a)
         return NULL;
     a->s = s;
     a->req = req;
     a->is_url = str_eqz(json_str(json_get(body, "response_format")), "url");
-    (void)snprintf(a->url_base, sizeof(a->url_base), "http://%.300s", host ? host : "localhost");
+    (void)snprintf(a->url_base, sizeof(a->url_base), "%s://%.300s",
+                   scheme && !strcasecmp(scheme, "https") ? "https" : "http",
+                   host ? host : "localhost");
     return a;
 }
 

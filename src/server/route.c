@@ -183,6 +183,7 @@ static bool check(void *ctx, struct http_request *req, struct http_response *out
 {
     struct service *s = ctx;
     const struct route *r;
+    const char *encoding;
 
     if (check_origin(s, req, out) || check_route(req, out))
         return true;
@@ -192,6 +193,12 @@ static bool check(void *ctx, struct http_request *req, struct http_response *out
         refuse(s, req, 401, "invalid_api_key", "an API key is needed: 'Authorization: Bearer KEY'",
                out);
         http_response_header(out, "WWW-Authenticate", "Bearer");
+        return true;
+    }
+    encoding = http_header(req, "Content-Encoding");
+    if (req->has_body && encoding && strcasecmp(encoding, "identity") != 0) {
+        refuse(s, req, 415, "unsupported_media_type",
+               "a body with a Content-Encoding is not read: send it as it is", out);
         return true;
     }
     if (req->has_body && r->body && !is_json_type(http_header(req, "Content-Type"))) {

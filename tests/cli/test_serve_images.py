@@ -210,10 +210,18 @@ class Bounds(unittest.TestCase):
         urls = [server.draw(seed=s, response_format="url").json["data"][0]["url"] for s in range(4)]
         states = [server.get(u[len("http://localhost"):]).status for u in urls]
         self.assertEqual((states[0], states[-1]), (404, 200))
+        last = urls[-1][len("http://localhost"):]
         reply = server.draw(n=8, response_format="url")  # the first would be gone before the answer
+        self.assertEqual(server.get(last).status, 200)  # a refused answer drives out nobody's
         self.assertEqual((reply.status, reply.error["code"]), (422, "range"))
         self.assertIn("b64_json", reply.error["message"])
         self.assertEqual(server.draw(n=8).status, 200)
+
+    def test_addresses_behind_a_proxy(self):
+        server = self.start("--allowed-host", "draw.example")
+        for scheme, want in (("https", "https://draw.example/"), ("HTTPS", "https://draw.example/"), ("ftp", "http://draw.example/")):
+            reply = server.draw(response_format="url", headers={"Host": "draw.example", "X-Forwarded-Proto": scheme})
+            self.assertTrue(reply.json["data"][0]["url"].startswith(want), reply.body)
 
     def test_servers_share_a_directory_of_pictures(self):
         one = self.start()
