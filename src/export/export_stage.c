@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "checkpoint/ckpt_locate.h"
 
 #define WAIT_NS         20000000
 #define PLAN_BYTES_MAX  4096
@@ -162,6 +163,12 @@ int stage_check_output(const struct stage *s, const struct pf_checkpoint *ckpt,
             return err_set(err, PF_E_INVALID, "output '%s' holds the adapter '%s' that is merged",
                            s->out, info.path);
     }
+    if (is_file && (ckpt_foreign_hint(str_of(s->out)) || str_ends(str_of(s->out), ".json")))
+        return err_set(
+            err, PF_E_INVALID,
+            "output '%s' would be a safetensors file under the name of another kind: end "
+            "it in .safetensors",
+            s->out);
     return check_existing(s, is_file, err);
 }
 

@@ -54,6 +54,18 @@ class Cache(Case):
         self.assertEqual(self.fails(1, "no overlay 'abcd'", "cache", "evict", "--cache-dir", self.cache, "abcd")["code"], "notfound")
         self.assertFalse(os.path.exists(self.cache))  # looking does not make it
 
+    def test_what_others_leave_in_an_entry(self):
+        """Of NFS, of a file manager: the entry is still one, and goes; what is theirs stays."""
+        digest = self.make()
+        theirs = os.path.join(self.cache, digest, ".nfs0000000000000001")
+        with open(theirs, "wb") as file:
+            file.write(b"x")
+        self.assertEqual(self.entries()[digest]["state"], "complete")
+        self.assertEqual(self.cmd("verify", "--json")["unsound"], 0)
+        self.cmd("evict", digest)
+        self.assertEqual(self.entries(), {})
+        self.assertEqual(os.listdir(os.path.dirname(theirs)), [os.path.basename(theirs)])
+
     def test_list(self):
         whole, f32, partial = self.make(), self.make(-0.5, "f32"), self.make(0.25, "partial")
         entries = self.entries()

@@ -169,6 +169,12 @@ class Merge(Case):
         self.assertEqual(process.wait(120), 1)  # the report could not be written; the merge was
         self.assertEqual(len(files(out)), len(files(MODEL)))
 
+    def test_the_name_of_another_kind(self):
+        model = write_safetensors(self.path("m.safetensors"), {"blocks.0.w.weight": ("BF16", [8, 8], bytes(128))})
+        for name in ("x.bin", "x.pt", "x.gguf", "x.safetensors.index.json"):
+            self.fails(1, "end it in .safetensors", "merge", "--model", model, "-o", self.path(name))
+        self.assertEqual(os.listdir(self.dir), ["m.safetensors"])
+
     def test_an_unwritable_place(self):
         self.fails(1, self.path("no", "dir"), "merge", "--lora", "noto", "-o", self.path("no", "dir", "out"))
 
