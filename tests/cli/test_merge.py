@@ -195,17 +195,16 @@ class Interrupted(Case):
         self.args = ["merge", "--model", self.model, "--lora", self.lora, "-o", self.out, "--threads", "1", "--json"]
 
     def interrupt(self):
-        """Runs and sends SIGINT as soon as something was written beside the final name. None: it was done before."""
-        before = set(os.listdir(self.dir))
+        """Runs and sends SIGINT as soon as something of it is durable. None: it was done before."""
+        journal = os.path.join(self.out + ".partial", "journal.0")  # a head of 32 bytes, then a record of what is durable
         # the plain kernel has the same bytes and is slow enough for a signal to meet it on any machine
         run = subprocess.Popen([PAGEFLIP, *self.args], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env={**os.environ, "PF_ISA": "scalar"})
         while run.poll() is None:
-            new = set(os.listdir(self.dir)) - before
-            if new and sum(os.path.getsize(os.path.join(r, f)) for d in new for r, _, fs in os.walk(self.path(d)) for f in fs):
-                time.sleep(0.15)  # somewhere in the middle; where exactly does not matter
-                run.send_signal(signal.SIGINT)
-                break
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.getsize(journal) > 32:
+                    run.send_signal(signal.SIGINT)
+                    break
             time.sleep(0.002)
         out, err = run.communicate(timeout=60)
         if run.returncode == 0:
