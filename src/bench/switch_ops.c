@@ -137,8 +137,10 @@ static int op_measure(struct switch_run *r, enum switch_op id, bool is_change, o
     const uint64_t n_panels = merge_n_panels(), t0 = clock_ns();
     if (rc == PF_OK)
         rc = fn(r, &report, err);
-    const uint64_t t1 = clock_ns(), n_merged = merge_n_panels() - n_panels;
+    const uint64_t t1 = clock_ns();
     const uint64_t t_panel = watch_stop(w, rc == PF_OK && is_change);
+    const uint64_t n_merged =
+        merge_n_panels() - n_panels; /* the watch's panel too, however late it was read */
     const uint64_t n_peak = peak_stop(peak);
     if (rc)
         return rc;

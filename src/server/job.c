@@ -80,6 +80,8 @@ static void tell(struct queue *q, const struct job *job, enum job_event what)
 static void finish(struct queue *q, struct job *job)
 {
     tell(q, job, JOB_EVENT_ENDED);
+    pf_view_release(job->view); /* before the answer: who has it may unload the adapters */
+    job->view = NULL;
     q->opts.done(q->opts.ctx, job);
     job_free(job);
 }

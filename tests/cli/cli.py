@@ -1,8 +1,10 @@
 """What the tests of the command share: running it, a temp dir per test, and small safetensors files written by hand.
 
 The program is $PAGEFLIP, the source tree $PF_SOURCE. Standard library only. Each test_*.py is one ctest."""
+import contextlib
 import json
 import os
+import pty
 import shutil
 import struct
 import subprocess
@@ -31,10 +33,30 @@ class Result:
 
 def pageflip(*args, cwd=None, env=None, stdout=subprocess.PIPE):
     done = subprocess.run([PAGEFLIP, *map(str, args)], stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=cwd,
-                          env={**os.environ, **(env or {})}, timeout=240, check=False)
+                          env={**os.environ, **(env or {})}, timeout=1000, check=False)
     if done.stdout is None:
         done.stdout = b""
     return Result(done)
+
+
+def draws(*args, **kwargs):
+    """Starts a generation; returns when its bar on a terminal says that it draws: the process, and what reads the rest of its standard error."""
+    ours, theirs = pty.openpty()
+    run = subprocess.Popen([PAGEFLIP, "generate", *args], stdout=subprocess.PIPE, stderr=theirs, **kwargs)
+    os.close(theirs)
+    said = b""
+    while b"drawing [" not in said:
+        said += os.read(ours, 4096)
+
+    def rest():
+        text = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while True:
+                text += os.read(ours, 4096)
+        os.close(ours)
+        return text.decode()
+
+    return run, rest
 
 
 def read_safetensors(path):

@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from cli import MODEL, PAGEFLIP, SOURCE, WEIGHTS, Case, pageflip, read
+from cli import MODEL, PAGEFLIP, SOURCE, WEIGHTS, Case, draws, pageflip, read
 
 CAT = "--class 25 --steps 1 --guidance-scale 1"
 ADAPTERS = os.path.join(SOURCE, "data", "adapters")
@@ -82,7 +82,7 @@ class Script(Scripted):
         for i in range(5):
             lines += [f"set turbo:{i / 4}", "unmerge", "merge 0.5", "deactivate"]
         lines += ["set night", f"generate {small} -o after.png &", "wait", "status"]
-        docs, _ = self.script(lines, "--way", "stream")
+        docs, _ = self.script(lines, "--way", "stream", "--threads", "1")  # so that the changes have a CPU beside the big picture
         changes = [d for d in docs if d["op"] in ("set", "unmerge", "merge", "deactivate")]
         self.assertEqual(len(changes), 22)
         order = [(d["line"], d["op"]) for d in docs]
@@ -386,13 +386,10 @@ class BaseChanges(Scripted):
         self.assertFalse(os.path.exists(self.path("x.png")))
 
     def test_while_one_picture_is_drawn(self):
-        run = subprocess.Popen([PAGEFLIP, "generate", "--model", self.model, "--class", "1", "--steps", "20", "--n", "8", "-o", "x.png"],
-                               cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while run.poll() is None and int(read(f"/proc/{run.pid}/stat").split()[13]) < 20:  # 0.2 s of work: it draws
-            time.sleep(0.002)
-        self.assertIsNone(run.poll(), "it was over before the file could be changed")
+        run, rest = draws("--model", self.model, "--class", "1", "--steps", "20", "--n", "8", "-o", "x.png", cwd=self.dir)
         self.longer_header()
-        _, err = run.communicate(timeout=100)
+        err = rest()
+        run.communicate(timeout=100)
         self.assertEqual(run.returncode, 1)
         self.assertIn("'x.png' is not written", err)
         self.assertEqual(os.listdir(self.dir), ["model"])

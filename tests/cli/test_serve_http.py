@@ -371,10 +371,11 @@ class Endurance(unittest.TestCase):
         return anon, len(os.listdir(f"/proc/{pid}/fd"))
 
     def settled(self, server, n_fds):
-        end = time.monotonic() + 30
-        while self.state(server)[1] > n_fds and time.monotonic() < end:
+        end, state = time.monotonic() + 30, self.state(server)
+        while state[1] > n_fds and time.monotonic() < end:
             time.sleep(0.05)
-        return self.state(server)
+            state = self.state(server)
+        return state
 
     def test_dribbling_clients_are_cut_off(self):
         server = self.start("--headers-timeout", "1", "--body-timeout", "1")

@@ -83,12 +83,14 @@ class Images(ServeCase):
         """Requests that share a pass draw what each draws alone."""
         seeds = [1, 2, 3, 4, 5, 6]
         alone = [self.drawn(seed=s, n=1 + s % 2)["data"] for s in seeds]
-        blocker = Background(self.server.draw, quick=False, num_inference_steps=30)
+        blocker = Background(self.server.draw, quick=False, headers={"X-Request-Id": "blocker"}, **SLOW)
         wait_for(lambda: self.server.get("/v1/status").json["queue"]["running"])
         calls = [Background(self.server.draw, seed=s, n=1 + s % 2) for s in seeds]
+        wait_for(lambda: len(self.server.get("/v1/status").json["jobs"]) == 1 + len(seeds))
+        self.assertEqual(self.server.request("DELETE", "/v1/jobs/blocker").status, 200)
         together = [call.wait().json["data"] for call in calls]
         self.assertEqual(together, alone)
-        self.assertEqual(blocker.wait().status, 200)
+        self.assertEqual(blocker.wait().status, 409)
         text = self.server.get("/metrics").body.decode()
         self.assertGreater(int(re.search(r"^pageflip_generations_shared_total (\d+)$", text, re.M).group(1)), 1)
 
@@ -179,8 +181,7 @@ class Bounds(unittest.TestCase):
         calls = []
         for i in range(3):
             calls.append(Background(server.draw, quick=False, headers={"X-Request-Id": f"j{i}"}, loras=[{"path": "noto", "strength": 1 + i}], **SLOW))
-            wait_for(lambda n=i: server.get("/v1/status").json["queue"]["waiting"] == n)
-            wait_for(lambda: server.get("/v1/status").json["queue"]["running"] == 1)
+            wait_for(lambda n=i: [j["state"] for j in server.get("/v1/status").json["jobs"]] == ["running"] + n * ["queued"])
         reply = server.draw()
         self.assertEqual((reply.status, reply.error["code"], reply.error["type"]), (429, "queue_full", "rate_limit_error"))
         self.assertGreaterEqual(int(reply.headers["Retry-After"]), 1)
@@ -191,8 +192,8 @@ class Bounds(unittest.TestCase):
         self.assertEqual(server.draw().status, 200)
 
     def test_a_deadline_ends_a_generation(self):
-        server = self.start("--deadline", "1")
-        reply = server.draw(quick=False, **SLOW)
+        server = self.start("--deadline", "4")  # enough for the second, never for the first
+        reply = server.draw(quick=False, n=16, **SLOW)
         self.assertEqual((reply.status, reply.error["code"]), (504, "deadline"))
         self.assertEqual(server.draw().status, 200)
 
@@ -281,15 +282,18 @@ class Ends(unittest.TestCase):
 
     def test_a_stop_finishes_what_was_accepted(self):
         server = self.start()
-        call = Background(server.draw, quick=False, num_inference_steps=60)
+        first = Background(server.draw, quick=False, headers={"X-Request-Id": "first"}, **SLOW)  # until all was looked at
         wait_for(lambda: server.get("/v1/status").json["queue"]["running"])
+        call = Background(server.draw)
+        wait_for(lambda: len(server.get("/v1/status").json["jobs"]) == 2)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.get("/ready").status == 503)
         self.assertEqual(server.get("/health").json["draining"], True)
         reply = server.draw()
         self.assertEqual((reply.status, reply.error["code"]), (503, "draining"))
         self.assertIn("Retry-After", reply.headers)
-        self.assertEqual(call.wait().status, 200)
+        self.assertEqual(server.request("DELETE", "/v1/jobs/first").status, 200)
+        self.assertEqual((first.wait().status, call.wait().status), (409, 200))
         self.assertEqual(server.wait(), 0)
 
     def test_a_drain_ends_at_its_deadline(self):
@@ -305,7 +309,7 @@ class Ends(unittest.TestCase):
         events = Events(server)
         self.addCleanup(events.close)
         calls = [Background(server.draw, quick=False, **SLOW) for _ in range(3)]
-        wait_for(lambda: server.get("/v1/status").json["queue"]["running"])
+        wait_for(lambda: len(server.get("/v1/status").json["jobs"]) == 3)  # all are accepted; one more would be told that the server drains
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.get("/ready").status == 503)
         self.assertEqual(server.stop(signal.SIGINT), 0)

@@ -148,7 +148,7 @@ class Loras(ServeCase):
     def test_a_layer_that_the_new_adapter_misses_is_back_at_the_base(self):
         name = self.made("one.safetensors")
         self.ok("/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto"})
-        doc = self.ok("/v1/set_lora", {"lora_nickname": "one", "lora_path": name})
+        doc = self.ok("/v1/set_lora", {"lora_nickname": "one", "lora_path": name, "merge_mode": "dynamic"})
         self.assertEqual((doc["layers_changed"], doc["tensors_changed"]), (1, 1))
         places = {layer["name"]: layer["place"] for layer in self.server.get("/v1/status").json["layers"]}
         self.assertEqual(places["transformer_blocks.1"], "base")

@@ -5,7 +5,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const state = { model: null, server: null, loras: null, status: null, isBuilding: false, tBuild: 0, nBuilds: 0, nBuildBytes: 0, isLost: false };
+const state = { model: null, server: null, loras: null, status: null, isBuilding: false, isBuildHeard: false, tBuild: 0, nBuilds: 0, nBuildBytes: 0, isLost: false };
 const names = new Map(); // composition digest -> what it is made of, as far as this page knows
 
 function el(tag, attributes, ...children) {
@@ -287,7 +287,8 @@ async function onView(data) {
 }
 
 async function onBuild(data) {
-  const was = state.isBuilding;
+  const was = state.isBuilding || state.isBuildHeard; // /v1/status may have told of the end first
+  state.isBuildHeard = data.is_building;
   showBuild(data);
   statusSoon();
   if (!was || data.is_building) return;
