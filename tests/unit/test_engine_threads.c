@@ -15,7 +15,7 @@
 #define N_READERS 4
 #define N_COMPS   12
 #ifdef __SANITIZE_THREAD__ /* some fifty times as slow, and it needs no thousand to see a race */
-#define N_CHANGES 144
+#define N_CHANGES 72
 #elif defined(__SANITIZE_ADDRESS__)
 #define N_CHANGES 250
 #else
