@@ -138,46 +138,58 @@ static void add_base64(struct strbuf *out, const uint8_t *p, size_t n)
     }
 }
 
-/* Addresses whose pictures would be driven out by the later ones of the same answer are not given away; and an answer that is refused
- * for that has driven out nobody else's. */
-static int check_budget(const struct answer *a, const struct job *job, pf_error *err)
+/* The i-th picture of a job. Owned by caller. */
+static int encode(const struct answer *a, const struct job *job, uint32_t i, uint8_t **out_png,
+                  size_t *out_n_bytes, pf_error *err)
 {
     const struct pf_model_info *m = &a->s->model;
+    const uint8_t *rgb = job->rgb + (size_t)i * m->width * m->height * 3;
+    size_t n_bytes = 0;
+    int rc = pf_png_encode(rgb, m->width, m->height, NULL, &n_bytes, err); /* the most it can be */
+
+    *out_png = rc ? NULL : mem_alloc(n_bytes);
+    if (!rc && !*out_png)
+        rc = err_nomem(err, n_bytes, "a picture");
+    if (!rc)
+        rc = pf_png_encode(rgb, m->width, m->height, *out_png, &n_bytes, err);
+    *out_n_bytes = n_bytes;
+    return rc;
+}
+
+/* Addresses whose pictures would be driven out by the later ones of the same answer are not given away; and an answer that is refused
+ * for that has driven out nobody else's. One picture at a time: the answer's memory is not multiplied. */
+static int check_budget(const struct answer *a, const struct job *job, pf_error *err)
+{
     uint64_t n_all = 0;
+    int rc = PF_OK;
 
-    for (uint32_t i = 0; i < job->n_images; i++) {
-        size_t n_bytes = 0;
-        int rc = pf_png_encode(job->rgb + (size_t)i * m->width * m->height * 3, m->width, m->height,
-                               NULL, &n_bytes, err);
+    for (uint32_t i = 0; !rc && i < job->n_images; i++) {
+        uint8_t *png;
+        size_t n_bytes;
 
-        if (rc)
-            return rc;
+        rc = encode(a, job, i, &png, &n_bytes, err);
         n_all += n_bytes;
+        mem_free(png);
     }
-    if (n_all <= a->s->opts->picture_bytes_max)
-        return PF_OK;
+    if (rc || n_all <= a->s->opts->picture_bytes_max)
+        return rc;
     return err_set(err, PF_E_RANGE,
                    "the pictures of this answer have more than the %llu bytes that are kept: ask "
                    "for fewer, or for b64_json",
                    (unsigned long long)a->s->opts->picture_bytes_max);
 }
 
-static int picture_json(const struct answer *a, const uint8_t *rgb, const char *class_name,
-                        struct json *data, pf_error *err)
+static int picture_json(const struct answer *a, const struct job *job, uint32_t i,
+                        const char *class_name, struct json *data, pf_error *err)
 {
-    const struct pf_model_info *m = &a->s->model;
     struct json *it = json_new_object();
     char name[PICTURE_NAME_BYTES];
     struct strbuf text;
     size_t n_bytes = 0;
     uint8_t *png = NULL;
-    int rc = pf_png_encode(rgb, m->width, m->height, NULL, &n_bytes, err);
+    int rc = encode(a, job, i, &png, &n_bytes, err);
 
     strbuf_init(&text);
-    if (!rc && !(png = mem_alloc(n_bytes)))
-        rc = err_nomem(err, n_bytes, "a picture");
-    if (!rc)
-        rc = pf_png_encode(rgb, m->width, m->height, png, &n_bytes, err);
     if (!rc && a->is_url) {
         rc = pictures_keep(a->s->pictures, png, n_bytes, name, err);
         strbuf_addf(&text, "%s/v1/images/files/%s", a->url_base, rc ? "" : name);
@@ -221,14 +233,13 @@ static void answer_error(const struct answer *a, const pf_error *err)
 
 static void answer_drawn(const struct answer *a, const struct job *job)
 {
-    const struct pf_model_info *m = &a->s->model;
     struct json *doc = json_new_object(), *data = json_new_array();
     const char *name = pf_model_class_name(a->s->models[0], job->i_class);
     pf_error err = {0};
     int rc = a->is_url ? check_budget(a, job, &err) : PF_OK;
 
     for (uint32_t i = 0; !rc && i < job->n_images; i++)
-        rc = picture_json(a, job->rgb + (size_t)i * m->width * m->height * 3, name, data, &err);
+        rc = picture_json(a, job, i, name, data, &err);
     if (rc) {
         json_free(doc);
         json_free(data);

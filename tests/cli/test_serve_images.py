@@ -211,7 +211,12 @@ class Bounds(unittest.TestCase):
         urls = [server.draw(seed=s, response_format="url").json["data"][0]["url"] for s in range(4)]
         states = [server.get(u[len("http://localhost"):]).status for u in urls]
         self.assertEqual((states[0], states[-1]), (404, 200))
-        last = urls[-1][len("http://localhost"):]
+        two = server.draw(n=2, response_format="url")  # they fit as they are, not as large as such pictures can be
+        self.assertEqual(two.status, 200, two.body)
+        sizes = [len(server.get(d["url"][len("http://localhost"):]).body) for d in two.json["data"]]
+        self.assertLessEqual(sum(sizes), 5000)
+        self.assertGreater(2 * 32 * (1 + 3 * 32), 5000)
+        last = two.json["data"][-1]["url"][len("http://localhost"):]
         reply = server.draw(n=8, response_format="url")  # the first would be gone before the answer
         self.assertEqual(server.get(last).status, 200)  # a refused answer drives out nobody's
         self.assertEqual((reply.status, reply.error["code"]), (422, "range"))
