@@ -5,7 +5,6 @@
  */
 #include "base/pool.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -80,11 +79,6 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-static int start_worker(struct worker *w)
-{
-    return thread_start(&w->thread, STACK_BYTES, worker_main, w);
-}
-
 int pool_new(unsigned n_threads, struct pool **out_pool, pf_error *err)
 {
     if (!n_threads)
@@ -105,7 +99,7 @@ int pool_new(unsigned n_threads, struct pool **out_pool, pf_error *err)
         struct worker *w = &pool->workers[pool->n_started];
         w->pool = pool;
         w->i_worker = pool->n_started;
-        const int rc = start_worker(w);
+        const int rc = thread_start(&w->thread, STACK_BYTES, worker_main, w);
         if (rc) {
             pool_free(pool);
             return err_sys(err, rc, "cannot start thread %u of %u", w->i_worker + 1, n_threads);

@@ -23,7 +23,7 @@ struct load {
     _Atomic uint64_t n_bytes;       /* reading */
     _Atomic uint64_t n_layers;      /* drawing: of finished pictures */
     _Atomic uint64_t n_layers_here; /* of the picture in progress */
-    _Atomic uint64_t n_rounds;
+    _Atomic uint64_t n_rounds;      /* whole ones: pictures, or passes */
     uint64_t n_blocks;
     int rc;
     pf_error err;
@@ -126,16 +126,10 @@ bool load_is_drawing(const struct load *l)
     return l->model != NULL;
 }
 
-/* Whole rounds so far: pictures, or passes. */
-static uint64_t load_rounds(const struct load *l)
-{
-    return atomic_load(&l->n_rounds);
-}
-
 void load_wait(const struct load *l, uint64_t n_rounds)
 {
-    const uint64_t n_before = load_rounds(l);
-    while (load_rounds(l) < n_before + n_rounds && !atomic_load(&l->is_over))
+    const uint64_t n_before = atomic_load(&l->n_rounds);
+    while (atomic_load(&l->n_rounds) < n_before + n_rounds && !atomic_load(&l->is_over))
         (void)nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
 }
 

@@ -1,5 +1,5 @@
 /*
- * What the files of `bench switch` share: one run, and the watch that sees a change take effect. Included by switch*.c alone.
+ * What the files of `bench switch` share: one run. Included by switch*.c alone.
  */
 #ifndef PF_BENCH_SWITCH_INT_H
 #define PF_BENCH_SWITCH_INT_H
@@ -52,12 +52,6 @@ struct switch_run {
     bool is_drawing;
     bool is_warm; /* some file could not be dropped from the page cache */
 };
-
-/* A thread that reads one panel as soon as the engine's view is another than it was. */
-struct watch;
-
-/* Measured as op `id`: `fn` between the counters. is_change: the composition becomes another. */
-typedef int (*op_fn)(struct switch_run *r, struct pf_change_report *out_report, pf_error *err);
 
 int switch_engine_open(struct switch_run *r, pf_error *err);
 

@@ -26,6 +26,7 @@ static void nap(long ns)
 
 /* ------------------------------------------------------------------------------------------ watch */
 
+/* A thread that reads one panel as soon as the engine's view is another than it was. */
 struct watch {
     struct pf_engine *engine;
     struct pf_view *before; /* a reference: its composition is what it was */
@@ -120,6 +121,9 @@ static void grow(uint64_t *max, uint64_t v)
     *max = v > *max ? v : *max;
 }
 
+typedef int (*op_fn)(struct switch_run *r, struct pf_change_report *out_report, pf_error *err);
+
+/* Measured as op `id`: `fn` between the counters. is_change: the composition becomes another. */
 static int op_measure(struct switch_run *r, enum switch_op id, bool is_change, op_fn fn,
                       pf_error *err)
 {

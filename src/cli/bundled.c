@@ -14,7 +14,7 @@
 
 #define SUFFIX ".safetensors"
 
-/* The data directory. PF_E_NOTFOUND names the places looked at. Owned by caller (mem_free), like every path here. */
+/* The data directory. PF_E_NOTFOUND names the places looked at. Owned by caller. */
 static int bundled_data(char **out_dir, pf_error *err)
 {
     /* PF_DATADIR_FROM_BINDIR: CMake's relative path between the two, "../share/pageflip". */

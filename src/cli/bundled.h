@@ -8,7 +8,8 @@
 
 #include "base/err.h"
 
-/* word NULL: the bundled model, which is looked up in data_dir (NULL: bundled_data). Any other text is a path already. */
+/* word NULL: the bundled model, which is looked up in data_dir (NULL: the one found as above). Any other text is a path already.
+ * Paths are owned by the caller (mem_free). */
 int bundled_model(const char *data_dir, const char *word, char **out_path, pf_error *err);
 /* A path that exists, or a bare word that names a bundled adapter. PF_E_NOTFOUND with the nearest name and a hint. */
 int bundled_adapter(const char *data_dir, const char *word, char **out_path, pf_error *err);

@@ -66,7 +66,7 @@ static int prepare(struct job *job, bool *out_is_usage, pf_error *err)
     if (!rc)
         rc = pf_model_open(job->session.ckpt, &model_opts, &job->model, err);
     if (!rc)
-        rc = drawing_prepare(&job->drawing, job->session.ckpt, job->model, &args->picture, err);
+        rc = drawing_prepare(&job->drawing, job->model, &args->picture, err);
     if (!rc)
         rc = apply(job, specs, err);
     specs_free(specs, args->picture.loras.n);

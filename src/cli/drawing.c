@@ -63,7 +63,7 @@ static void choose_output(struct drawing *d)
                        (unsigned long long)d->args.seed.v);
 }
 
-/* Nothing there, nothing in it, or a picture: whatever else has that name, weights among it, is not replaced. */
+/* Nothing in it, or a picture: whatever else has that name, weights among it, is not replaced. */
 static bool may_replace(const char *path)
 {
     static const unsigned char signature[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
@@ -98,14 +98,13 @@ static int check_output(const struct drawing *d, pf_error *err)
     return rc;
 }
 
-int drawing_prepare(struct drawing *d, struct pf_checkpoint *ckpt, struct pf_model *model,
-                    const struct picture_args *args, pf_error *err)
+int drawing_prepare(struct drawing *d, struct pf_model *model, const struct picture_args *args,
+                    pf_error *err)
 {
     size_t n_bytes;
     int rc;
 
     d->args = *args;
-    d->ckpt = ckpt;
     d->model = model;
     pf_model_info(model, &d->info);
     if ((rc = choose_classes(d, err)))

@@ -9,9 +9,8 @@
 #include "cli/out.h"
 
 struct drawing {
-    struct picture_args args;   /* its texts are read by drawing_prepare only */
-    struct pf_checkpoint *ckpt; /* borrowed, like the model */
-    struct pf_model *model;
+    struct picture_args args; /* its texts are read by drawing_prepare only */
+    struct pf_model *model;   /* borrowed */
     struct pf_model_info info;
     struct pf_view *view; /* whoever prepared it sets it; released here */
     const char *way;      /* how the view was read when drawing began */
@@ -24,9 +23,9 @@ struct drawing {
 };
 
 /* Says what is wrong before the work, not after it: class, prompt, output directory. Half-built on failure: drawing_release. */
-int drawing_prepare(struct drawing *d, struct pf_checkpoint *ckpt, struct pf_model *model,
-                    const struct picture_args *args, pf_error *err);
-/* Draws and writes the file. PF_E_CHANGED, PF_E_TRUNCATED: the base is not what it was; nothing is written. */
+int drawing_prepare(struct drawing *d, struct pf_model *model, const struct picture_args *args,
+                    pf_error *err);
+/* Draws and writes the file. PF_E_CHANGED, PF_E_TRUNCATED: base or adapters are not what they were; nothing is written. */
 int drawing_run(struct drawing *d, pf_progress_fn progress, void *progress_ctx, pf_error *err);
 void drawing_release(struct drawing *d);
 

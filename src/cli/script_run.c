@@ -290,7 +290,7 @@ static int job_new(struct runner *r, struct script_line *line, struct job **out,
     }
     if (!rc) {
         job->drawing.model = model;
-        rc = drawing_prepare(&job->drawing, r->session.ckpt, model, &args.picture, err);
+        rc = drawing_prepare(&job->drawing, model, &args.picture, err);
         if (!rc)
             rc = take_view(r, &args.picture, &job->drawing.view, err);
     }

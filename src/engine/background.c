@@ -4,7 +4,6 @@
  * it is then; a superseded build is cancelled. Must never hold the mutex while it merges, builds or rechecks; adopting, which
  * proves a sample of an entry, is done under it.
  */
-#include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>

@@ -174,12 +174,7 @@ bool engine_try_adopt(struct pf_engine *e, struct served *s)
 static bool is_of(const struct served *s, struct digest digest)
 {
     const struct pf_composition *comp = view_composition(s->view);
-    if (!digest_eq(comp->digest, digest))
-        return false;
-    for (size_t k = 0; k < comp->n_entries; k++)
-        if (adapter_check(comp->entries[k].adapter, NULL))
-            return false;
-    return true;
+    return digest_eq(comp->digest, digest) && comp_check_adapters(comp, NULL) == PF_OK;
 }
 
 static struct served *find_recent(struct pf_engine *e, struct digest digest)

@@ -215,10 +215,10 @@ static int do_item(struct run *r, struct worker *w, const struct item *item, pf_
 static void fail_item(struct run *r, int rc, const pf_error *err)
 {
     pf_error why = {0};
-    const int rc_base = plan_verify(r->plan, &why);
-    if (rc_base)
+    const int rc_files = plan_verify(r->plan, &why);
+    if (rc_files)
         stage_distrust(r->stage);
-    fail(r, rc_base ? rc_base : rc, rc_base ? &why : err);
+    fail(r, rc_files ? rc_files : rc, rc_files ? &why : err);
 }
 
 /* Starts the write-back of an item and waits for that of an earlier one. Errors show at the commit's sync, through fd_out. */

@@ -58,10 +58,10 @@ int stage_open(struct stage *s, struct pf_view *view, struct pool *pool, size_t 
 
 int stage_verify(const struct stage *s, pf_error *err)
 {
-    int rc = PF_OK;
-    for (unsigned i = 0; rc == PF_OK && i < s->n_workers; i++)
-        rc = reader_verify(s->workers[i].reader, err);
-    return rc;
+    bool has_merged = false;
+    for (unsigned i = 0; i < s->n_workers; i++)
+        has_merged = has_merged || reader_has_merged(s->workers[i].reader);
+    return view_verify(s->view, has_merged, err);
 }
 
 void stage_release(struct stage *s)

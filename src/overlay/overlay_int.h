@@ -72,7 +72,8 @@ struct layer_targets {
 bool layer_targets_next(const struct pf_composition *comp, size_t *io_next,
                         struct layer_targets *out);
 
-/* 4 MiB blocks of merged bytes (of the file) and of base bytes (as read), hashed one by one. */
+/* 4 MiB blocks of merged bytes (of the file) and of base bytes (as read), hashed one by one, so that threads may finish in any order; the
+ * digest of a tensor is XXH3-128 over those of its blocks (hi then lo, little endian). */
 struct layer_digests {
     struct digest *merged, *base; /* one per block; tensors one after another */
     size_t n_merged, n_base;

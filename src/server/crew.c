@@ -3,7 +3,6 @@
  */
 #include "server/crew.h"
 
-#include <errno.h>
 #include <pthread.h>
 
 #include "base/mem.h"

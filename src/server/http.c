@@ -423,6 +423,16 @@ static enum MHD_Result take_body(struct http *h, struct http_request *req, const
     return MHD_YES;
 }
 
+/* False: no more requests reach the handler. */
+static bool begin_work(struct http *h)
+{
+    (void)atomic_fetch_add(&h->n_working, 1); /* first: whoever closes looks at it afterwards */
+    if (!atomic_load(&h->is_closing))
+        return true;
+    (void)atomic_fetch_sub(&h->n_working, 1);
+    return false;
+}
+
 static enum MHD_Result complete(struct http *h, struct http_request *req)
 {
     struct http_private *p = req->priv;
@@ -430,13 +440,10 @@ static enum MHD_Result complete(struct http *h, struct http_request *req)
 
     if (!strbuf_ok(&req->body) && !p->is_refused)
         (void)refuse(req, 503, "out_of_memory", "out of memory for the body");
-    (void)atomic_fetch_add(&h->n_working, 1); /* first: whoever closes looks at it afterwards */
-    if (atomic_load(&h->is_closing) && !p->is_refused)
+    if (!p->is_refused && !begin_work(h))
         (void)refuse(req, 503, "draining", "the server is shutting down");
-    if (p->is_refused) {
-        (void)atomic_fetch_sub(&h->n_working, 1);
+    if (p->is_refused)
         return queue_response(req);
-    }
     p->is_complete = true;
     conns_phase(h->conns, p->conn, CONN_WORKING);
     h->opts.handlers.handle(h->opts.handlers.ctx, req);

@@ -76,17 +76,27 @@ static void tell(struct queue *q, const struct job *job, enum job_event what)
         q->opts.event(q->opts.ctx, job, what);
 }
 
-/* Without locks: the job belongs to the caller, and to nobody afterwards. */
-static void finish(struct queue *q, struct job *job)
+/* Without locks, after count_end: the owner hears of it. */
+static void tell_end(struct queue *q, struct job *job)
 {
     tell(q, job, JOB_EVENT_ENDED);
+    q->opts.done(q->opts.ctx, job);
+    (void)pthread_mutex_lock(&q->mu);
+    q->n_untold--;
+    (void)pthread_cond_broadcast(&q->settled);
+    (void)pthread_mutex_unlock(&q->mu);
+}
+
+/* As tell_end; the job belongs to the caller, and to nobody afterwards. */
+static void finish(struct queue *q, struct job *job)
+{
     pf_view_release(job->view); /* before the answer: who has it may unload the adapters */
     job->view = NULL;
-    q->opts.done(q->opts.ctx, job);
+    tell_end(q, job);
     job_free(job);
 }
 
-/* Caller holds mu, and tells the owner when it has let go of it: told() follows. */
+/* Caller holds mu; tell_end or finish follows when it has let go of it. */
 static void count_end(struct queue *q, const struct job *job)
 {
     struct queue_status *s = &q->status;
@@ -103,14 +113,6 @@ static void count_end(struct queue *q, const struct job *job)
     } else {
         s->n_cancelled++;
     }
-}
-
-static void told(struct queue *q, size_t n)
-{
-    (void)pthread_mutex_lock(&q->mu);
-    q->n_untold -= n;
-    (void)pthread_cond_broadcast(&q->settled);
-    (void)pthread_mutex_unlock(&q->mu);
 }
 
 /* ------------------------------------------------------------------------------------------- the clerk */
@@ -171,7 +173,6 @@ static void *clerk_main(void *arg)
         if (job) {
             (void)pthread_mutex_unlock(&q->mu);
             finish(q, job);
-            told(q, 1);
             (void)pthread_mutex_lock(&q->mu);
         } else if (q->is_ending && !q->status.n_waiting) {
             break;
@@ -237,7 +238,6 @@ static bool tick(void *ctx, uint32_t i_step)
     struct queue *q = pass->q;
     bool is_new = i_step != pass->i_step, is_any = false;
     bool ends[N_SHARED_MAX] = {false};
-    size_t n_ends = 0;
 
     pass->i_step = i_step;
     (void)pthread_mutex_lock(&q->mu);
@@ -260,16 +260,11 @@ static bool tick(void *ctx, uint32_t i_step)
     (void)pthread_mutex_unlock(&q->mu);
     for (size_t i = 0; i < pass->n; i++) {
         if (ends[i]) {
-            tell(q, pass->all[i], JOB_EVENT_ENDED);
-            /* Freed when the pass ends: draw may read it */
-            q->opts.done(q->opts.ctx, pass->all[i]);
-            n_ends++;
+            tell_end(q, pass->all[i]); /* freed when the pass ends: draw may read it */
         } else if (is_new && !pass->is_left[i]) {
             tell(q, pass->all[i], JOB_EVENT_STEP);
         }
     }
-    if (n_ends)
-        told(q, n_ends);
     return is_any;
 }
 
@@ -291,7 +286,6 @@ static void draw_pass(struct queue *q, struct pass *pass, unsigned i_worker)
 {
     uint64_t t_start_ns = clock_ns();
     pf_error err = {0};
-    size_t n_ends = 0;
     int rc;
 
     for (size_t i = 0; i < pass->n; i++)
@@ -316,14 +310,11 @@ static void draw_pass(struct queue *q, struct pass *pass, unsigned i_worker)
     }
     (void)pthread_mutex_unlock(&q->mu);
     for (size_t i = 0; i < pass->n; i++) {
-        if (pass->is_left[i]) {
+        if (pass->is_left[i])
             job_free(pass->all[i]);
-        } else {
+        else
             finish(q, pass->all[i]);
-            n_ends++;
-        }
     }
-    told(q, n_ends);
 }
 
 static void *worker_main(void *arg)

@@ -114,12 +114,12 @@ static int load_all(struct service *s, const struct lora_request *lr, struct boo
     return PF_OK;
 }
 
-/* Nicknames have become adapters: from here on it may wait for minutes, until another change ends it. */
 struct path_lock {
     struct lora_book *book;
     bool is_held;
 };
 
+/* Nicknames have become adapters: from here on it may wait for minutes, until another change ends it. */
 static void let_paths_go(void *ctx)
 {
     struct path_lock *lock = ctx;

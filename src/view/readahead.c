@@ -3,7 +3,6 @@
  * and overlay mappings alike, by exact requests: faults of two threads in one file would spoil each other's windows. Called by whoever
  * walks layers. Never blocks the walker: a request for the next layer waits for the one at hand, any other replaces it.
  */
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 

@@ -425,10 +425,15 @@ static void read_place(struct pf_reader *r, const struct place *at, int64_t n_co
     }
 }
 
-int reader_verify(const struct pf_reader *r, pf_error *err)
+bool reader_has_merged(const struct pf_reader *r)
 {
-    int rc = ckpt_verify_again(r->view->ckpt, err);
-    return rc == PF_OK && r->has_merged ? comp_check_adapters(r->view->comp, err) : rc;
+    return r->has_merged;
+}
+
+int view_verify(const struct pf_view *v, bool has_merged, pf_error *err)
+{
+    int rc = ckpt_verify_again(v->ckpt, err);
+    return rc == PF_OK && has_merged ? comp_check_adapters(v->comp, err) : rc;
 }
 
 static int read_placed(struct pf_reader *r, uint32_t i_tensor, const struct merge_panel *p,

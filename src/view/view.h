@@ -66,8 +66,11 @@ bool view_has_stale_readers(struct pf_view *v);
 
 /* A reader without scratch: it can ask for places and hold them, not read. */
 int reader_new_placing(struct pf_view *view, struct pf_reader **out_reader, pf_error *err);
-/* Are the files that this reader's panels came from still what they were? PF_E_CHANGED or PF_E_TRUNCATED: not to be trusted. */
-int reader_verify(const struct pf_reader *r, pf_error *err);
+/* Has it computed panels from adapters? */
+bool reader_has_merged(const struct pf_reader *r);
+/* Are the files that panels of this view came from, those of adapters if any were merged, still what they were? PF_E_CHANGED or
+ * PF_E_TRUNCATED: what was read is not to be trusted. */
+int view_verify(const struct pf_view *v, bool has_merged, pf_error *err);
 /* The place of tensor i now. Valid while the reader stays in its layer. */
 void reader_place(struct pf_reader *r, uint32_t i_tensor, struct place *out);
 
