@@ -1,5 +1,8 @@
 """Pictures: OpenAI's fields, compositions of one request, what a picture depends on, urls, cancelling, a full queue, deadlines, events."""
+import glob
+import os
 import re
+import shutil
 import signal
 import struct
 import threading
@@ -229,6 +232,13 @@ class Bounds(unittest.TestCase):
             reply = server.draw(response_format="url", headers={"Host": "draw.example", "X-Forwarded-Proto": scheme})
             self.assertTrue(reply.json["data"][0]["url"].startswith(want), reply.body)
 
+    def test_a_directory_of_pictures_that_vanishes_is_not_the_clients_fault(self):
+        server = self.start()
+        for path in glob.glob(os.path.join(server.dir, "pageflip-pictures-*")):
+            shutil.rmtree(path)
+        self.assertEqual(server.draw(response_format="url").status, 500)
+        self.assertEqual(server.draw().status, 200)
+
     def test_servers_share_a_directory_of_pictures(self):
         one = self.start()
         directory = one.dir + "/pictures"
@@ -331,6 +341,17 @@ class Ends(unittest.TestCase):
         self.assertEqual(server.post("/v1/deactivate_lora_weights", {}).status, 200)
         waiting.wait(60)
         self.assertEqual(server.get("/health").json["changes_in_progress"], 0)
+
+    def test_a_path_is_free_when_its_change_is_published(self):
+        """The engine's way is overlay, which the request does not say: others load meanwhile, whatever the build takes."""
+        server = self.start("--way", "overlay", "--build-rate", "64K")
+        base = server.get("/v1/status").json["composition"]
+        waiting = Background(server.post, "/v1/set_lora", {"lora_nickname": "n", "lora_path": "noto"})
+        wait_for(lambda: server.get("/v1/status").json["composition"] != base)
+        self.assertEqual(server.post("/v1/load_lora", {"lora_nickname": "t", "lora_path": "turbo"}).status, 200)
+        self.assertEqual(server.get("/health").json["changes_in_progress"], 1)
+        self.assertEqual(server.post("/v1/deactivate_lora_weights", {}).status, 200)
+        self.assertEqual(waiting.wait(60).status, 200)
 
     def test_a_change_that_waits_for_its_overlay_does_not_hold_up_the_end(self):
         server = self.start("--drain", "1", "--cache-dir", "off")
